@@ -1,0 +1,5 @@
+"""`python -m mathneuro_export`."""
+
+from mathneuro_export.cli.main import main
+
+main()

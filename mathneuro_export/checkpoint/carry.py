@@ -1,0 +1,119 @@
+"""Which files beside the shards go to OUT, which do not, and where symbolic links may lead."""
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ..errors import Error
+from .durable import is_temporary
+from .regular import quote, reason
+
+OWN_FOLDER = "mathneuro"
+"""The folder in an OUT that holds manifest, statistics and masks."""
+_SUFFIXES = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data")
+_FOLDERS = {"original", ".git", ".cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Names relative to the source, POSIX, sorted; a folder that is left out whole ends in a slash."""
+
+    carried: tuple[str, ...]
+    left_out: tuple[str, ...]
+    stray: tuple[str, ...]
+
+
+def sort_files(folder: Path, weights: frozenset[str], ignored: str | None = None) -> Carried:
+    """Sort the files of a checkpoint; folders that are left out are not looked into.
+
+    Args:
+        folder: the source, resolved.
+        weights: the shards and the index, which are in none of the lists.
+        ignored: an index that does not hold, left out.
+
+    Raises:
+        Error: a special file, a link out of the folder, a linked folder, or a name that is not UTF-8.
+    """
+    carried: list[str] = []
+    left_out: list[str] = [ignored] if ignored else []
+    stray: list[str] = []
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        for entry in _entries(folder, prefix):
+            name = prefix + entry.name
+            _check_name(folder, name)
+            if name in weights or name == ignored:
+                continue
+            if _left_out(name):
+                left_out.append(name + "/" * entry.is_dir(follow_symlinks=False))
+            elif entry.is_dir(follow_symlinks=False):
+                pending.append(name + "/")
+            elif not prefix and name.lower().endswith(".safetensors"):
+                stray.append(name)
+            else:
+                check_file(folder, name)
+                carried.append(name)
+    return Carried(tuple(sorted(carried)), tuple(sorted(left_out + stray)), tuple(sorted(stray)))
+
+
+def _entries(folder: Path, prefix: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder / prefix) as entries:
+            return list(entries)
+    except OSError as error:
+        where = f"{folder.name}/{prefix}".rstrip("/")
+        raise Error(f"{where}: cannot be listed ({reason(error)}); check its permissions") from None
+
+
+def _check_name(folder: Path, name: str) -> None:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise Error(f"{folder.name}: the file name {quote(name)} is not UTF-8; rename or remove the file") from None
+
+
+def _left_out(name: str) -> bool:
+    """Whether a relative name is left out by itself or by a folder it is in; stray shards apart."""
+    parts = PurePosixPath(name.lower()).parts
+    return (
+        parts[0] == OWN_FOLDER
+        or not _FOLDERS.isdisjoint(parts)
+        or parts[-1].endswith(_SUFFIXES)
+        or is_temporary(parts[-1])
+    )
+
+
+def check_file(folder: Path, name: str) -> Path:
+    """Check that a name in the source is a regular file, or a link to one that may be read.
+
+    A link may lead to a file of the folder that is itself carried, or from a snapshot of the Hub's cache
+    (`snapshots/REVISION`) into the `blobs` beside it.
+
+    Args:
+        folder: the source, resolved.
+
+    Raises:
+        Error: a missing or special file, a folder, or a link elsewhere.
+    """
+    path = folder / name
+    where = f"{folder.name}/{name}" if name.isprintable() else quote(name)
+    try:
+        target = path.resolve(strict=True)
+        mode = target.stat().st_mode
+    except (OSError, RuntimeError) as error:
+        kind = "is a broken link" if path.is_symlink() else f"cannot be read ({reason(error)})"
+        raise Error(f"{where}: {kind}, expected a file; download it again or remove it") from None
+    if not stat.S_ISREG(mode):
+        kind = "a linked folder" if stat.S_ISDIR(mode) else "a special file"
+        raise Error(f"{where}: is {kind}, expected a regular file; replace it by the file itself or remove it")
+    if target != path and not _may_link(folder, target):
+        raise Error(f"{where}: is a link that leads out of the files carried; replace it by the file itself")
+    return path
+
+
+def _may_link(folder: Path, target: Path) -> bool:
+    if target.is_relative_to(folder):
+        return not _left_out(target.relative_to(folder).as_posix())
+    return folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"

@@ -1,0 +1,174 @@
+"""The journal of unfinished work: JSON lines, each on the disk before the next; the first holds the fingerprint."""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import Error, UsageError
+from .durable import fsync_folder, write_all
+from .regular import label, open_regular, quote, reason
+from .strictjson import canonical, parse_json
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
+
+_VERSION = 1
+_LIMIT = 1 << 30
+
+
+class Journal:
+    """What is done of a piece of work, by key. One process at a time has it open."""
+
+    def __init__(self, path: Path, fd: int, entries: dict[str, Any]) -> None:
+        self._path = path
+        self._fd = fd
+        self._entries = entries
+
+    @classmethod
+    def open(cls, path: Path, fingerprint: dict[str, Any], resume: bool) -> "Journal":
+        """Open or begin a journal.
+
+        Args:
+            path: its file, in a folder that exists.
+            fingerprint: of the work (JSON values); its top-level keys are named where they differ.
+            resume: go on with what is there; else begin anew.
+
+        Raises:
+            UsageError: it is of other work, or another process has it open.
+            Error: it is damaged elsewhere than at its end, or cannot be written.
+        """
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        except OSError as error:
+            raise Error(f"{label(path)}: cannot be opened ({reason(error)}); check its folder") from None
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise Error(f"{label(path)}: is no regular file, expected a journal; remove it")
+            _lock(fd, path)
+            found, entries, end = _read(path) if resume else (None, {}, 0)
+            if found is not None:
+                _compare(path, found, fingerprint)
+            os.ftruncate(fd, end)
+            os.lseek(fd, end, os.SEEK_SET)
+            journal = cls(path, fd, entries)
+            if found is None:
+                journal._append({"journal": _VERSION, "fingerprint": fingerprint})
+                fsync_folder(path.parent)
+            return journal
+        except OSError as error:
+            os.close(fd)
+            raise Error(f"{label(path)}: cannot be written ({reason(error)}); check its folder") from None
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def entries(self) -> Mapping[str, Any]:
+        """All that is recorded."""
+        return self._entries
+
+    def get(self, key: str) -> Any:
+        """What was recorded under a key, None where nothing was."""
+        return self._entries.get(key)
+
+    def record(self, key: str, value: Any) -> None:
+        """Record a JSON value under a key; when this returns it is on the disk. A later value replaces an earlier."""
+        try:
+            self._append({"key": key, "value": value})
+        except OSError as error:
+            raise Error(f"{label(self._path)}: cannot be written ({reason(error)}); free space, run it again") from None
+        self._entries[key] = value
+
+    def _append(self, document: dict[str, Any]) -> None:
+        write_all(self._fd, json.dumps(document, separators=(",", ":"), allow_nan=False).encode("utf-8") + b"\n")
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file, which stays; closing again does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_fingerprint(path: Path) -> dict[str, Any] | None:
+    """The fingerprint of a journal; None where it was killed before it had one.
+
+    Raises:
+        Error: the file is missing or no journal.
+    """
+    return _read(path)[0]
+
+
+def _lock(fd: int, path: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"{label(path)}: another process is at work in this folder; wait for it or stop it") from None
+    except OSError:
+        return
+
+
+def _read(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any], int]:
+    """Fingerprint, entries, and the number of bytes that are sound."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _LIMIT:
+            raise Error(f"{label(path)}: is longer than {_LIMIT} bytes, expected a journal; start with --overwrite")
+        data = file.readall()
+    lines = data.split(b"\n")
+    torn = lines.pop()
+    fingerprint: dict[str, Any] | None = None
+    entries: dict[str, Any] = {}
+    end = 0
+    for number, line in enumerate(lines):
+        last = number == len(lines) - 1 and not torn
+        try:
+            document = parse_json(line, f"{label(path)}: line {number + 1}")
+            if number == 0:
+                fingerprint = _fingerprint(document)
+            else:
+                entries[document["key"]] = document["value"]
+        except (Error, KeyError, TypeError):
+            if last and number:
+                break
+            raise Error(
+                f"{label(path)}: line {number + 1} is {quote(line[:80])}, expected a journal's; start with --overwrite"
+            ) from None
+        end += len(line) + 1
+    return fingerprint, entries, end
+
+
+def _fingerprint(document: Any) -> dict[str, Any]:
+    if document["journal"] != _VERSION or not isinstance(document["fingerprint"], dict):
+        raise TypeError
+    found: dict[str, Any] = document["fingerprint"]
+    return found
+
+
+def _compare(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    missing = object()
+    differ = []
+    for key in sorted(found.keys() | wanted.keys()):
+        a, b = found.get(key, missing), wanted.get(key, missing)
+        if a is missing or b is missing or canonical(a) != canonical(b):
+            differ.append(key)
+    if differ:
+        raise UsageError(
+            f"{label(path)}: the unfinished work here is of another command ({', '.join(differ)} differ); repeat that"
+            " command, or begin anew with --overwrite or --no-resume"
+        )

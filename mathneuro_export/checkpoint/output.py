@@ -1,0 +1,83 @@
+"""Where an OUT or RUN may stand."""
+
+import os
+import stat
+from pathlib import Path
+
+from ..errors import Error, UsageError
+from .regular import quote, reason
+
+
+def check_output(out: Path, source_folder: Path | None) -> None:
+    """Check that a folder can be written and neither is, nor lies inside, nor holds the source.
+
+    Links, `..`, and names that a file system takes for equal are seen through.
+
+    Args:
+        out: a folder, or one to be made in a parent that exists.
+        source_folder: the source's folder, None where there is none to protect.
+
+    Raises:
+        UsageError: the folder may not be used; the message says why.
+    """
+    where = f"OUT {quote(str(out))}"
+    try:
+        resolved = out.resolve()
+        if out.is_symlink() and not resolved.exists():
+            raise UsageError(f"{where}: is a broken link, expected a folder or a new name; choose another name")
+        if source_folder is not None:
+            _refuse_source(where, resolved, source_folder.resolve())
+        _check_writable(where, resolved)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"{where}: cannot be used ({reason(error)}); choose another folder") from None
+
+
+def _refuse_source(where: str, out: Path, source: Path) -> None:
+    if _same(out, source):
+        raise UsageError(f"{where}: is the source itself; choose another folder")
+    if any(_same(parent, source) for parent in out.parents):
+        raise UsageError(f"{where}: lies inside the source; choose a folder outside it")
+    if any(_same(out, parent) for parent in source.parents):
+        raise UsageError(f"{where}: holds the source; choose a folder of its own")
+
+
+def _same(a: Path, b: Path) -> bool:
+    return a == b or (a.exists() and b.exists() and a.samefile(b))
+
+
+def _check_writable(where: str, out: Path) -> None:
+    if out.exists():
+        if not out.is_dir():
+            raise UsageError(f"{where}: is a file, expected a folder; choose another name")
+        folder, what = out, "it"
+    else:
+        if not out.parent.exists():
+            raise UsageError(f"{where}: its parent does not exist; make the parent folder first")
+        if not out.parent.is_dir():
+            raise UsageError(f"{where}: its parent is a file, expected a folder; choose another name")
+        folder, what = out.parent, "its parent"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{where}: {what} is not writable; change its permissions or choose another folder")
+
+
+def files_below(folder: Path) -> list[str]:
+    """POSIX names, relative and sorted, of everything below a folder that is no folder; links are not followed.
+
+    Raises:
+        Error: a folder cannot be listed.
+    """
+    names: list[str] = []
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        try:
+            with os.scandir(folder / prefix) as entries:
+                for entry in entries:
+                    if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
+                        pending.append(f"{prefix}{entry.name}/")
+                    else:
+                        names.append(prefix + entry.name)
+        except OSError as error:
+            where = f"{folder.name}/{prefix}".rstrip("/")
+            raise Error(f"{where}: cannot be listed ({reason(error)}); check its permissions") from None
+    return sorted(names)

@@ -1,0 +1,39 @@
+"""From an exception to its exit code and its one line."""
+
+import errno
+import re
+
+import click
+
+from mathneuro_export.errors import Error
+
+TABLE: tuple[tuple[type[BaseException], int, str], ...] = (
+    (click.Abort, 130, "interrupted"),
+    (KeyboardInterrupt, 130, "interrupted; the same command goes on from here"),
+    (MemoryError, 4, "out of memory; close other programs, or try --dtype bfloat16 or a smaller --batch-size"),
+    (RecursionError, 1, "an input is nested too deeply to be read"),
+)
+
+
+def describe(error: BaseException) -> tuple[int, str]:
+    """Exit code and the line that begins with `Error: `."""
+    code, text = _describe(error)
+    return code, "Error: " + re.sub(r"\s+", " ", text).strip()
+
+
+def _describe(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, Error):
+        return error.exit_code, str(error)
+    if isinstance(error, click.ClickException):
+        return error.exit_code, error.format_message()
+    for kind, code, text in TABLE:
+        if isinstance(error, kind):
+            return code, text
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return 4, f"no space left on the disk ({error.filename or 'while writing'}); free some and run the command again"
+    if type(error).__name__ == "OutOfMemoryError":
+        return 4, "out of device memory; try --dtype bfloat16, a smaller --batch-size or --device cpu"
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return 1, f"{error.strerror or error}{where}"
+    return 1, f"{type(error).__name__}: {error}; give -vv for the traceback, and please report it"

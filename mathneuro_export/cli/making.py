@@ -1,0 +1,81 @@
+"""What `identify`, `scale`, `prune` and `apply` share: the dry run, and how plan and result are printed."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from mathneuro_export.cli.common import habits, options_of, print_json
+from mathneuro_export.options import GROUPS
+from mathneuro_export.talk import Talk
+
+UNTUNED = (
+    "factor 1.1 is the default and untuned for this model (the paper's setting at 8B is 1.01); "
+    "compare factors on held-out text before you rely on it"
+)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def making(verb: str, folder: str) -> Callable[[Function], Function]:
+    """Options of a verb that writes a folder: `-o`, `--dry-run`, those of `Options`, and the habits."""
+
+    def decorate(function: Function) -> Function:
+        decorated = options_of(*GROUPS[verb])(habits(function))
+        decorated = click.option("--dry-run", is_flag=True, help="Print the plan; read no weight, write nothing.")(decorated)
+        decorated = click.option("-o", "--output", metavar=folder, help="Folder to write.")(decorated)
+        return decorated
+
+    return decorate
+
+
+def make(
+    verb: str,
+    model: str,
+    *,
+    output: str | None,
+    dry_run: bool,
+    as_json: bool,
+    talk: Talk,
+    run: str | None = None,
+    **values: Any,
+) -> None:
+    """Print the plan with `--dry-run`, else carry the job out and print the result."""
+    from mathneuro_export.api import carry_out, job_of, plan_of
+
+    if output is None and not dry_run:
+        raise click.UsageError("Missing option '-o' / '--output': give the folder to write.")
+    job = job_of(verb, model, values, run)
+    if output is None or dry_run:
+        plan = plan_of(job)
+        print_json(plan.as_json()) if as_json else click.echo(_plan_text(plan))
+        return
+    if job.edit and job.edit["factor_source"] == "default":
+        talk.say(UNTUNED)
+    for note in job.notes:
+        talk.say(f"warning: {note.message}")
+    result = carry_out(job, output, talk)
+    said = {note.message for note in job.notes}
+    for warning in result.warnings:
+        if warning["message"] not in said:
+            talk.say(f"warning: {warning['message']}")
+    print_json(result.as_json()) if as_json else click.echo(_result_text(result, verb))
+
+
+def _plan_text(plan: Any) -> str:
+    lines = [f"{'targets':<24}{'tensors':>9}{'weights':>16}"]
+    lines += [f"  {kind:<22}{row['tensors']:>9}{row['weights']:>16,}" for kind, row in plan.targets.items()]
+    lines += ["skipped"]
+    lines += [f"  {reason}: {len(names)} ({names[0]}{', ...' if len(names) > 1 else ''})" for reason, names in plan.skipped.items()]
+    for name in ("bytes_read", "bytes_written", "peak_host_bytes", "peak_device_bytes"):
+        lines.append(f"{name.replace('_', ' '):<24}{getattr(plan, name):>25,}")
+    return "\n".join(lines)
+
+
+def _result_text(result: Any, verb: str) -> str:
+    changed = "" if result.changed is None else f", {result.changed:,} changed"
+    return (
+        f"{result.output}: {result.targets} targets, {result.masked:,} weights masked{changed}, {result.seconds:.1f} s\n"
+        f"{result.manifest}"
+    )

@@ -1,0 +1,32 @@
+"""`mathneuro-export verify`."""
+
+from pathlib import Path
+
+import click
+
+from mathneuro_export.cli.common import habits, print_json
+from mathneuro_export.errors import VerificationError
+from mathneuro_export.talk import Talk
+
+
+@click.command("verify")
+@click.argument("folder", metavar="OUT|RUN")
+@click.option("--base", metavar="MODEL", help="The source: prove masks and formula element by element.")
+@habits
+def command(folder: str, base: str | None, as_json: bool, talk: Talk) -> None:
+    """Prove that OUT or RUN is what its manifest says; with --base, that only the masked weights differ."""
+    from mathneuro_export.export.verify import verify
+
+    report = verify(Path(folder), Path(base) if base else None)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        for problem in report.problems:
+            click.echo(": ".join(part for part in (problem.file, problem.tensor, problem.message) if part))
+        for note in report.notes:
+            talk.say(f"note: {note}")
+        proved = f", {report.elements_checked:,} elements compared with the base" if base else ""
+        click.echo(f"{folder}: {'ok' if report.ok else 'NOT ok'}, {report.files} files checked{proved}")
+    if not report.ok:
+        count = len(report.problems)
+        raise VerificationError(f"{folder}: {count} problem{'s' if count != 1 else ''} found; do not rely on this folder, make it anew")

@@ -1,0 +1,73 @@
+"""The edit of one tensor: W' = round_to_dtype(float32(W) * float32(factor)) where the mask is set."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mathneuro_export.checkpoint.dtypes import RAW, narrow, widen
+from mathneuro_export.checkpoint.rewrite import Editor
+from mathneuro_export.errors import Error, UsageError
+from mathneuro_export.masks.mask import Mask
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an editor did: elements whose bytes changed, per row of `count` equal groups of rows (1 but for experts)."""
+
+    changed: int = 0
+
+
+def make_editor(name: str, mask: Mask, dtype: str, factor: float, tally: Tally) -> Editor:
+    """An editor of raw rows [r, cols] that multiplies the masked elements and counts what changed.
+
+    Raises (from the editor):
+        Error: a finite weight would become infinite in `dtype`.
+    """
+    multiplier = np.float32(factor)
+
+    def edit(rows: np.ndarray, first: int) -> None:
+        bounds = mask.crow[first : first + len(rows) + 1]
+        columns = mask.col[bounds[0] : bounds[-1]].astype(np.int64)
+        flat = np.repeat(np.arange(len(rows), dtype=np.int64) * mask.cols, np.diff(bounds)) + columns
+        elements = rows.reshape(-1)
+        before = elements[flat]
+        with np.errstate(over="ignore"):
+            after = narrow(widen(before, dtype) * multiplier, dtype)
+        if not np.isfinite(widen(after, dtype)).all():
+            raise Error(
+                f"{name}: factor {factor:g} overflows {dtype} in this tensor; nothing is kept of the output, "
+                "choose a smaller --factor"
+            )
+        bits = np.dtype(f"u{elements.itemsize}")
+        tally.changed += int(np.count_nonzero(before.view(bits) != after.view(bits)))
+        elements[flat] = after
+
+    return edit
+
+
+def check_factor(factor: float, dtypes: set[str]) -> None:
+    """Refuse a factor under which no weight of these dtypes can change.
+
+    Every 16-bit pattern is tried, so the answer is exact; in float32 only a factor of 1 changes nothing at all.
+
+    Raises:
+        UsageError: nothing would change.
+    """
+    if any(_can_change(factor, dtype) for dtype in dtypes):
+        return
+    names = ", ".join(sorted(dtypes))
+    raise UsageError(
+        f"--factor {factor!r}: rounds back to the same weight for every {names} value; choose one further from 1"
+    )
+
+
+def _can_change(factor: float, dtype: str) -> bool:
+    multiplier = np.float32(factor)
+    if dtype == "F32":
+        return bool(multiplier != 1)
+    raw = np.arange(1 << 16, dtype=np.uint16).view(RAW[dtype])
+    values = widen(raw, dtype)
+    raw = raw[np.isfinite(values) & (values != 0)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        after = narrow(widen(raw, dtype) * multiplier, dtype)
+    return bool((after.view(np.uint16) != raw.view(np.uint16)).any())

@@ -1,0 +1,187 @@
+"""One pass over each shard: select the masks of its targets, or read them, and write the edited shard.
+
+Every pass is journaled under the shard's name, so that a killed command repeats one shard at most.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mathneuro_export.calibration.statistics import StatisticsFile
+from mathneuro_export.checkpoint.durable import Digest
+from mathneuro_export.checkpoint.header import Header, TensorInfo, map_tensor
+from mathneuro_export.checkpoint.journal import Journal
+from mathneuro_export.checkpoint.rewrite import Editor, digest_file, rewrite_shard
+from mathneuro_export.checkpoint.source import Source
+from mathneuro_export.errors import Error
+from mathneuro_export.export.edit import Tally, make_editor
+from mathneuro_export.masks.mask import Mask
+from mathneuro_export.masks.maskfile import MaskFile, write_masks
+from mathneuro_export.masks.select import select
+from mathneuro_export.masks.spool import MaskSpool
+from mathneuro_export.models.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How masks are selected; `corpora` is math first, then the general ones."""
+
+    corpora: tuple[str, ...]
+    proportion: float
+    control: str | None
+    seed: int
+
+
+class MaskMaker(Protocol):
+    """Gives each target its mask and its manifest entry."""
+
+    def __call__(
+        self, target: Target, header: Header, info: TensorInfo, spool: MaskSpool
+    ) -> tuple[Mask, dict[str, Any]]: ...
+
+
+def selecting(statistics: StatisticsFile, rule: Rule) -> MaskMaker:
+    """Masks selected from the statistics and the weights on disk; they are spooled."""
+
+    def make(target: Target, header: Header, info: TensorInfo, spool: MaskSpool) -> tuple[Mask, dict[str, Any]]:
+        chosen = select(
+            map_tensor(header, info),
+            target.dtype,
+            [statistics.vector(corpus, target.name) for corpus in rule.corpora],
+            target.input_axis,
+            rule.proportion,
+            control=rule.control,
+            seed=rule.seed,
+            name=target.name,
+        )
+        entry = {
+            "shape": list(target.shape),
+            "dtype": target.dtype,
+            "file": target.file,
+            "statistic": statistics.stored_name(target.name),
+            "input_axis": target.input_axis,
+            "k": chosen.k,
+            "threshold": dict(zip(rule.corpora, chosen.thresholds, strict=True)),
+            "count": {"top": dict(zip(rule.corpora, chosen.top, strict=True)), "masked": chosen.mask.nnz},
+            "mask": chosen.mask.digest,
+        }
+        return chosen.mask, {**entry, "spool": spool.add(target.name, chosen.mask)}
+
+    return make
+
+
+def stored(masks: MaskFile, entries: Mapping[str, dict[str, Any]]) -> MaskMaker:
+    """Masks as a RUN holds them, each checked against its digest; nothing is spooled."""
+
+    def make(target: Target, header: Header, info: TensorInfo, spool: MaskSpool) -> tuple[Mask, dict[str, Any]]:
+        mask = masks.read(target.name, info.shape)
+        entry = entries[target.name]
+        if mask.digest != entry["mask"]:
+            raise Error(
+                f"{masks.path.name}: the mask of {target.name} differs from the manifest's digest; `verify` the RUN"
+            )
+        count = {key: value for key, value in entry["count"].items() if key != "changed"}
+        return mask, {**entry, "dtype": target.dtype, "file": target.file, "count": count}
+
+    return make
+
+
+def matching(make: MaskMaker, entries: Mapping[str, dict[str, Any]]) -> MaskMaker:
+    """The masks of `make`, each of which must have the digest that a manifest's entry names."""
+
+    def checked(target: Target, header: Header, info: TensorInfo, spool: MaskSpool) -> tuple[Mask, dict[str, Any]]:
+        mask, entry = make(target, header, info, spool)
+        if entry["mask"] != entries[target.name]["mask"]:
+            raise Error(
+                f"{target.name}: the mask selected again differs from the RUN's digest; "
+                "the RUN's statistics or the weights are not those it was made from"
+            )
+        return mask, entry
+
+    return checked
+
+
+def pass_shards(
+    source: Source,
+    targets: Sequence[Target],
+    make: MaskMaker,
+    journal: Journal,
+    work: Path,
+    *,
+    factor: float | None,
+    output: Path | None,
+    progress: Callable[[int], None],
+) -> Iterator[dict[str, Any]]:
+    """Yield each shard's record {file, source, written, tensors}; with `output` None nothing is edited or written.
+
+    Args:
+        progress: called with the bytes of each shard that is done.
+
+    Raises:
+        Error: from selection, a stored mask or the edit; names the tensor.
+    """
+    wanted = {target.name: target for target in targets}
+    for number, (file, header) in enumerate(source.shards.items()):
+        record = journal.get(f"shard:{file}")
+        if record is None:
+            record = _one_shard(header, file, wanted, make, MaskSpool(work, f"masks-{number}"), factor, output)
+            journal.record(f"shard:{file}", record)
+        progress(header.file_size)
+        yield record
+
+
+def _one_shard(
+    header: Header,
+    file: str,
+    wanted: Mapping[str, Target],
+    make: MaskMaker,
+    spool: MaskSpool,
+    factor: float | None,
+    output: Path | None,
+) -> dict[str, Any]:
+    entries: dict[str, dict[str, Any]] = {}
+    tallies: dict[str, Tally] = {}
+
+    def editor(info: TensorInfo) -> Editor | None:
+        target = wanted.get(info.name)
+        if target is None:
+            return None
+        mask, entries[info.name] = make(target, header, info, spool)
+        if factor is None or mask.nnz == 0:
+            return None
+        tallies[info.name] = Tally()
+        return make_editor(info.name, mask, target.dtype, factor, tallies[info.name])
+
+    written: Digest | None = None
+    if output is None:
+        for info in header.tensors:
+            editor(info)
+        read = digest_file(header.path)
+    else:
+        read, written = rewrite_shard(header, output / file, editor)
+        for name, entry in entries.items():
+            entry["count"]["changed"] = tallies[name].changed if name in tallies else 0
+    return {
+        "file": file,
+        "source": {"size": read.size, "sha256": read.sha256},
+        "written": None if written is None else {"size": written.size, "sha256": written.sha256},
+        "tensors": entries,
+    }
+
+
+def assemble_masks(path: Path, work: Path, records: Sequence[dict[str, Any]]) -> Digest:
+    """Write masks.safetensors from the spools of the shards, sorted by name, one mask in memory at a time."""
+    parts = []
+    for number, record in enumerate(records):
+        spool = MaskSpool(work, f"masks-{number}")
+        for name, entry in record["tensors"].items():
+            parts.append((name, spool, entry["spool"]))
+    parts.sort(key=lambda part: part[0])
+    return write_masks(
+        path,
+        [
+            (name, spooled["rows"], spooled["cols"], spooled["nnz"], lambda s=spool, r=spooled: s.read(r))
+            for name, spool, spooled in parts
+        ],
+    )

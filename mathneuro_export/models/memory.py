@@ -1,0 +1,28 @@
+"""How much host memory a process may still take."""
+
+import os
+from pathlib import Path
+
+
+def available_memory() -> int:
+    """Bytes of host memory that are free or reclaimable, within a control group's limit if there is one."""
+    free = _meminfo()
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def _meminfo() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,124 @@
+"""Names on disk <-> parameters of the model, without reading a weight.
+
+transformers renames and fuses tensors while it loads. The same rules, asked for from outside, tell for each tensor of a
+checkpoint which parameter it lands in, or that the model class does not load it. This module alone knows those rules
+(the calls are semi-public; `convert_and_load_state_dict_in_model` of transformers does the same steps).
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mathneuro_export.checkpoint.source import Source
+from mathneuro_export.errors import Error
+from mathneuro_export.models.quiet import quiet
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one tensor on disk lands: the (first) key `parameter` of the model's state dict, None if it is not loaded.
+
+    `converted`: the parameter is made from the tensor by more than a new name (fused, transposed, split).
+    """
+
+    name: str
+    parameter: str | None
+    converted: bool = False
+
+
+def model_class(source: Source) -> Any:
+    """The transformers class that `config.architectures[0]` names.
+
+    Errors: `Error` when transformers has no such model class (remote code is not supported yet).
+    """
+    import transformers
+
+    found = getattr(transformers, source.architecture, None) if source.architecture else None
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise Error(
+            f"config.json: architecture {source.architecture!r} is no model class of transformers "
+            f"{transformers.__version__}; models with code of their own are not supported yet"
+        )
+    return found
+
+
+def load_config(source: Source) -> Any:
+    """The transformers config of the checkpoint, from its folder alone.
+
+    Errors: `Error` for one that transformers cannot read, or that asks for more layers than there are tensors.
+    """
+    import transformers
+
+    for section in (source.config, *(value for value in source.config.values() if isinstance(value, dict))):
+        for key in _LAYER_COUNTS:
+            count = section.get(key)
+            if isinstance(count, int) and count > len(source.tensors):
+                raise Error(f"config.json: {key} is {count}, but the checkpoint has only {len(source.tensors)} tensors")
+    try:
+        with quiet():
+            return transformers.AutoConfig.from_pretrained(
+                source.folder, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # transformers and huggingface_hub raise a dozen kinds for a bad config
+        raise Error(f"config.json: transformers cannot read it: {one_line(error)}") from error
+
+
+def meta_model(source: Source) -> "nn.Module":
+    """The model on the meta device: its modules and shapes, no weights.
+
+    Errors: `Error` for an unknown class, a config it refuses, or a model that is not a causal language model.
+    """
+    import torch
+
+    cls, config = model_class(source), load_config(source)
+    try:
+        with quiet(), torch.device("meta"):
+            model = cls._from_config(config)
+    except Exception as error:
+        raise Error(f"config.json: {source.architecture} cannot be built from it: {one_line(error)}") from error
+    head = None
+    with suppress(NotImplementedError):
+        head = model.get_output_embeddings()
+    if head is None or not model.can_generate():
+        raise Error(
+            f"config.json: {source.architecture} is not a causal language model; "
+            "expected a class that ends in ForCausalLM or the like, with an output layer"
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def place(model: Any, names: Iterable[str]) -> dict[str, Placement]:
+    """Where each tensor named in `names` lands in `model` (see `Placement`)."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        dot_natural_key,
+        rename_source_key,
+    )
+
+    rules = get_model_conversion_mapping(model)  # afresh every time: some rules keep state while they are applied
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    parameters = model.state_dict()
+    prefix = model.base_model_prefix
+    placements = {}
+    for name in sorted(names, key=dot_natural_key):  # the order in which those rules expect the names
+        parameter, pattern = rename_source_key(name, renamings, converters, prefix, parameters)
+        if parameter not in parameters and name in parameters:
+            parameter, pattern = rename_source_key(name, [], [], prefix, parameters)
+        known = parameter in parameters
+        placements[name] = Placement(name, parameter if known else None, known and pattern is not None)
+    return placements
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The message of `error` on one line, cut to `limit` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,131 @@
+"""Every option of the commands, once: names, defaults and help for the command line and for Python.
+
+`Options` is what the verbs work with. A field that was named by the caller is in `given`, so that `--from RUN` can tell
+"the default" from "asked for".
+"""
+
+import difflib
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from mathneuro_export.errors import UsageError
+
+CONTROLS = ("random", "wanda", "wanda-matched", "mirror")
+GROUPS = {
+    "identify": ("calibration", "compute", "selection", "from", "work"),
+    "scale": ("calibration", "compute", "selection", "edit", "from", "work"),
+    "prune": ("calibration", "compute", "selection", "from", "work"),
+    "apply": ("edit", "work"),
+}
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _option(default: Any, group: str, help: str, **click: Any) -> Any:
+    return field(default=default, metadata={"group": group, "help": help, "click": click})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a caller may set; lengths are in tokens, `proportion` is a share of each matrix's weights."""
+
+    math: str = _option("builtin:math", "calibration", "Math corpus.", metavar="SPEC")
+    general: tuple[str, ...] = _option(
+        ("builtin:general",), "calibration", "General corpus; repeat it to subtract several.", metavar="SPEC", multiple=True
+    )
+    num_samples: int = _option(500, "calibration", "Samples of each corpus, at most.", metavar="N")
+    max_length: int = _option(1024, "calibration", "Tokens a sample is cut to.", metavar="N")
+    batch_size: str = _option("auto", "calibration", "Samples a batch, or auto: a token budget.", metavar="auto|N")
+    blocks: str = _option("auto", "calibration", "Blocks the samples of a corpus fall into.", metavar="auto|N")
+    chat_template: bool = _option(
+        False, "calibration", "Wrap samples in the chat template.", flags="--chat-template/--raw"
+    )
+    seed: int = _option(42, "calibration", "Seed of the order in which samples are drawn, and of --control random.")
+    device: str = _option("auto", "compute", "Where the model runs.", metavar="auto|cpu|cuda[:N]|mps")
+    dtype: str = _option("auto", "compute", "Compute dtype; auto is the checkpoint's.", choices=DTYPES)
+    proportion: float = _option(0.05, "selection", "Share of each matrix in its top, between 0 and 1.", metavar="P")
+    control: str | None = _option(None, "selection", "A control in place of the math-specific mask.", choices=CONTROLS)
+    include: tuple[str, ...] = _option(
+        (), "selection", "Only tensors whose name on disk matches.", metavar="GLOB", multiple=True
+    )
+    exclude: tuple[str, ...] = _option(
+        (), "selection", "Not the tensors whose name on disk matches.", metavar="GLOB", multiple=True
+    )
+    layers: str | None = _option(None, "selection", "Only these decoder layers, from 0, as 4-20.", metavar="A-B")
+    lm_head: bool = _option(False, "selection", "Edit the lm_head too, where it is not tied.", flags="--lm-head")
+    factor: float = _option(1.1, "edit", "What the masked weights are multiplied by.", metavar="F", aliases=["--scalar"])
+    from_run: str | None = _option(
+        None, "from", "Reuse a RUN's statistics; nothing is recalibrated.", metavar="RUN", flags="--from"
+    )
+    resume: bool = _option(True, "work", "Go on with unfinished work of the same command.", flags="--resume/--no-resume")
+    overwrite: bool = _option(False, "work", "Replace what an earlier run wrote.", flags="--overwrite")
+    strict: bool = _option(False, "work", "Fail on a warning about tensors left out.", flags="--strict")
+    given: frozenset[str] = frozenset()
+
+    @property
+    def batch(self) -> int | None:
+        """Samples a batch; None for the token budget."""
+        return None if self.batch_size == "auto" else int(self.batch_size)
+
+    @property
+    def block_count(self) -> int | None:
+        """Blocks asked for; None for auto."""
+        return None if self.blocks == "auto" else int(self.blocks)
+
+
+def option_fields(*groups: str) -> list[Any]:
+    """The dataclass fields of these groups, in order."""
+    return [f for f in fields(Options) if f.metadata.get("group") in groups]
+
+
+def build_options(verb: str, values: dict[str, Any]) -> Options:
+    """Checked options of a verb from keyword arguments; None stands for "not given".
+
+    Raises:
+        UsageError: an unknown name (the nearest valid one is named) or a value out of range.
+    """
+    known = {f.name: f for f in option_fields(*GROUPS[verb])}
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(known)}"
+            raise UsageError(f"{verb}: unknown option {name}{hint}")
+    for name in ("general", "include", "exclude"):
+        if name in given:
+            value = given[name]
+            given[name] = (value,) if isinstance(value, str | Path) else tuple(value)
+    for name in ("math", "batch_size", "blocks", "layers", "from_run"):
+        if name in given:
+            given[name] = str(given[name])
+    if "general" in given:
+        given["general"] = tuple(str(spec) for spec in given["general"]) or ("builtin:general",)
+    options = Options(**given, given=frozenset(given))
+    _check(options)
+    return options
+
+
+def _check(options: Options) -> None:
+    number = isinstance(options.proportion, int | float) and not isinstance(options.proportion, bool)
+    if not number or not 0 < options.proportion < 1:
+        raise UsageError(f"--proportion {options.proportion}: expected a number between 0 and 1, as 0.05")
+    if not isinstance(options.factor, int | float) or not math.isfinite(options.factor):
+        raise UsageError(f"--factor {options.factor}: expected a finite number, as 1.1 (0 prunes)")
+    for name, low in (("num_samples", 1), ("max_length", 1), ("seed", 0)):
+        value = getattr(options, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise UsageError(f"{flag(name)} {value}: expected a whole number of at least {low}")
+    for name in ("batch_size", "blocks"):
+        value = getattr(options, name)
+        if value != "auto" and not (value.isascii() and value.isdigit() and int(value) >= 1):
+            raise UsageError(f"{flag(name)} {value}: expected auto or a whole number of at least 1")
+    for name, choices in (("control", (None, *CONTROLS)), ("dtype", DTYPES)):
+        value = getattr(options, name)
+        if value not in choices:
+            raise UsageError(f"{flag(name)} {value}: expected one of {', '.join(c for c in choices if c)}")
+
+
+def flag(name: str) -> str:
+    """The command line's spelling of a field: `num_samples` is `--num-samples`."""
+    return "--from" if name == "from_run" else "--" + name.replace("_", "-")

@@ -1,0 +1,245 @@
+"""From a checked job to a finished RUN or OUT: statistics, masks, edited shards, manifest, marker; each step journaled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from mathneuro_export.basis import not_the_source
+from mathneuro_export.calibration.statistics import StatisticsFile
+from mathneuro_export.checkpoint.durable import Digest, copy_file, make_folder, remove_temporaries, require_space
+from mathneuro_export.checkpoint.journal import Journal
+from mathneuro_export.checkpoint.rewrite import digest_file
+from mathneuro_export.errors import Error, ResourceError
+from mathneuro_export.export.finish import Facts, entry, environment, planned_files, write_output, write_run
+from mathneuro_export.export.manifest import read_document
+from mathneuro_export.export.shards import MaskMaker, Rule, assemble_masks, matching, pass_shards, selecting, stored
+from mathneuro_export.export.work import OUT, RUN, WORK, Layout, abandon, begin, finish, is_finished
+from mathneuro_export.job import Job, fingerprint
+from mathneuro_export.masks.maskfile import MaskFile
+from mathneuro_export.talk import Talk
+
+
+def layout_of(job: Job) -> Layout:
+    """A RUN where nothing is edited, else an OUT."""
+    return RUN if job.edit is None else OUT
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a job takes, from headers and options alone; bytes."""
+
+    bytes_read: int
+    bytes_written: int
+    peak_host_bytes: int
+    peak_device_bytes: int
+
+
+def costs(job: Job) -> Costs:
+    """Bytes read and written, and an upper estimate of the memory taken."""
+    weights = sum(header.file_size for header in job.source.shards.values())
+    others = sum((job.source.folder / name).stat().st_size for name in job.source.carried)
+    selected = sum(prod(target.shape) for target in job.targets)
+    masks = int(selected * job.selection["proportion"]) * 2 + sum(8 * target.shape[0] for target in job.targets)
+    written = 2 * masks + (weights + others if job.edit else 0) + (8 << 20)
+    largest = max((info.nbytes for _, info in job.source.tensors.values()), default=0)
+    if job.run is not None:
+        return Costs(weights, written, largest + (300 << 20), 0)
+    from mathneuro_export.calibrate import calibration_memory
+
+    host, device = calibration_memory(job)
+    return Costs(2 * weights, written, max(host, largest + (300 << 20)), device)
+
+
+def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
+    """Carry a job out and return the manifest document of what stands in `folder`.
+
+    A failure that another try cannot mend leaves nothing behind; an interruption leaves a journal to go on from.
+
+    Raises:
+        UsageError: the folder is refused. ResourceError: not enough disk or memory. Error: see `Job` and the message.
+    """
+    layout = layout_of(job)
+    existed = folder.is_dir()
+    journal = begin(
+        folder,
+        layout,
+        fingerprint(job),
+        planned_files(job.source, layout),
+        source=job.source.folder,
+        before=lambda freed: _require(job, folder, freed),
+        resume=job.options.resume,
+        overwrite=job.options.overwrite,
+    )
+    try:
+        if not is_finished(folder, layout, journal):
+            remove_temporaries(folder)
+            _steps(job, folder, layout, journal, talk)
+    except ResourceError:
+        journal.close()
+        raise
+    except Error as error:
+        if isinstance(error.__cause__, OSError):
+            journal.close()
+        else:
+            abandon(folder, journal, keep_folder=existed)
+        raise
+    finish(folder, journal)
+    return read_document(folder / layout.manifest)
+
+
+def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk) -> None:
+    work = folder / WORK
+    statistics, calibrated = _statistics(job, folder / layout.statistics, journal, talk)
+    unobserved = set(calibrated["unobserved"])
+    targets = [target for target in job.targets if target.name not in unobserved]
+    if not targets:
+        raise Error("no target's input was observed in calibration; give longer samples or other --include")
+    records = []
+    total = sum(header.file_size for header in job.source.shards.values())
+    with talk.bar("select" if layout is RUN else "select and edit", total, "B") as advance:
+        for record in pass_shards(
+            job.source,
+            targets,
+            _mask_maker(job, statistics),
+            journal,
+            work,
+            factor=job.factor,
+            output=None if layout is RUN else folder,
+            progress=advance,
+        ):
+            _check_source(job, record)
+            records.append(record)
+    if job.edit and not any(e["count"]["changed"] for r in records for e in r["tensors"].values()):
+        raise Error(
+            f"--factor {job.factor:g}: no weight would change ({_masked(records)} are masked, each rounds back to itself "
+            "or the masks are empty); choose a factor further from 1 or a larger --proportion"
+        )
+    files = {layout.statistics: Digest(**calibrated["file"]), layout.masks: _write_masks(job, folder / layout.masks, work, records)}
+    facts = _facts(job, calibrated, records)
+    write = write_run if layout is RUN else write_output
+    write(folder, job.source, facts, records, files, journal)
+
+
+def _require(job: Job, folder: Path, freed: int) -> None:
+    from mathneuro_export.models.memory import available_memory
+
+    need = costs(job)
+    require_space(folder, need.bytes_written - freed)
+    free = available_memory()
+    if need.peak_host_bytes > free:
+        raise ResourceError(
+            f"{job.source.id}: needs about {need.peak_host_bytes} bytes of memory, {free} are available; "
+            "try --dtype bfloat16, a smaller --batch-size or --max-length, or a larger machine"
+        )
+
+
+def _statistics(job: Job, path: Path, journal: Journal, talk: Talk) -> tuple[StatisticsFile, dict[str, Any]]:
+    """The statistics file at its final place, made, copied or found there by a resumed job."""
+    record = journal.get("statistics")
+    if record is not None and path.is_file() and entry(digest_file(path)) == record["file"]:
+        return StatisticsFile(path), record
+    make_folder(path.parent)
+    if job.run is not None:
+        record = _copied_statistics(job, path)
+    else:
+        from mathneuro_export.calibrate import calibrate_job
+
+        record = calibrate_job(job, path, talk)
+    journal.record("statistics", record)
+    return StatisticsFile(path), record
+
+
+def _copied_statistics(job: Job, path: Path) -> dict[str, Any]:
+    assert job.run is not None
+    file = entry(_copy_of_run(job, job.run.statistics, path))
+    source = job.run.document["source"]
+    return {
+        "file": file,
+        "calibration": job.run.document["calibration"],
+        "tokenizer": source.get("tokenizer"),
+        "environment": {},
+        "unobserved": [],
+        "notes": [],
+    }
+
+
+def _copy_of_run(job: Job, path: Path, target: Path) -> Digest:
+    assert job.run is not None
+    digest = copy_file(path, target)
+    name = path.relative_to(job.run.folder).as_posix()
+    listed = job.run.manifest.output.get(name)
+    if listed is None or (listed.size, listed.sha256) != (digest.size, digest.sha256):
+        raise Error(f"{job.run.folder}: {name} differs from its manifest; run `mathneuro-export verify` on it")
+    return digest
+
+
+def _mask_maker(job: Job, statistics: StatisticsFile) -> MaskMaker:
+    corpora = job.run.corpora if job.run else tuple(corpus.name for corpus in job.corpora)
+    rule = Rule(corpora, job.selection["proportion"], job.selection["control"], job.selection["seed"])
+    if not job.own_masks or job.run is None:
+        return selecting(statistics, rule)
+    entries: Mapping[str, dict[str, Any]] = job.run.document["tensors"]
+    if job.run.masks is None:
+        return matching(selecting(statistics, rule), entries)
+    return stored(MaskFile(job.run.masks), entries)
+
+
+def _check_source(job: Job, record: dict[str, Any]) -> None:
+    """A `--from` job's shard must be the very bytes the RUN was made from; `apply` takes any version."""
+    if job.run is None or (job.verb == "apply" and job.run.masks is not None):
+        return
+    listed = job.run.document["source"]["files"].get(record["file"])
+    if listed != record["source"]:
+        raise not_the_source(record["file"], job.source, job.run)
+
+
+def _write_masks(job: Job, path: Path, work: Path, records: list[dict[str, Any]]) -> Digest:
+    if job.own_masks and job.run is not None and job.run.masks is not None:
+        return _copy_of_run(job, job.run.masks, path)
+    return assemble_masks(path, work, records)
+
+
+def _facts(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]]) -> Facts:
+    skipped = {reason: list(names) for reason, names in job.skipped.items()}
+    unobserved = set(calibrated["unobserved"]) & {target.name for target in job.targets}
+    if unobserved:
+        skipped.setdefault("not observed", []).extend(unobserved)
+    notes = [*(note.as_warning() for note in job.notes), *calibrated["notes"], *_rounding(job, records), *_strays(job)]
+    return Facts(
+        calibration=calibrated["calibration"],
+        selection=job.selection,
+        edit=job.edit,
+        skipped=skipped,
+        warnings=notes,
+        environment=environment(**calibrated["environment"]),
+        tokenizer=calibrated["tokenizer"],
+    )
+
+
+def _strays(job: Job) -> list[dict[str, Any]]:
+    return [
+        {"code": "stray-weights", "message": f"{name} is not named by the index and was left out: it holds unedited weights", "file": name}
+        for name in (job.source.stray if job.edit else ())
+    ]
+
+
+def _masked(records: list[dict[str, Any]]) -> int:
+    return sum(e["count"]["masked"] for r in records for e in r["tensors"].values())
+
+
+def _rounding(job: Job, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Counted warnings that follow from the masks and the edit."""
+    counts = [tensor["count"] for record in records for tensor in record["tensors"].values()]
+    warnings = []
+    empty = [name for record in records for name, tensor in record["tensors"].items() if tensor["count"]["masked"] == 0]
+    if empty:
+        message = f"{len(empty)} of {len(counts)} targets have an empty mask"
+        warnings.append({"code": "empty-mask", "message": message, "count": len(empty), "tensors": sorted(empty)})
+    masked = sum(count["masked"] for count in counts)
+    unchanged = masked - sum(count.get("changed", 0) for count in counts)
+    if job.edit and unchanged:
+        message = f"{unchanged} of {masked} masked weights round back to what they were under factor {job.factor:g}"
+        warnings.append({"code": "unchanged", "message": message, "count": unchanged, "masked": masked})
+    return warnings
