@@ -66,11 +66,14 @@ def main() -> None:
 
     print(f"{source.id}, {dtype}, {len(corpus.texts)} samples, {encoded.tokens} tokens, {len(batches)} batches")
     with quiet():
-        bare(), observed()
+        bare()
+        observed()
         times = [(measure(bare), measure(observed)) for _ in range(arguments.repeats)]
     for name, which in (("CPU", 0), ("wall", 1)):
         plain, full = (statistics.median(pair[side][which] for pair in times) for side in (0, 1))
-        print(f"{name}: {plain:.2f} s without, {full:.2f} s with the statistic, ratio {full / plain:.3f} (limit {LIMIT})")
+        print(
+            f"{name}: {plain:.2f} s without, {full:.2f} s with the statistic, ratio {full / plain:.3f} (limit {LIMIT})"
+        )
 
 
 def measure(work: Callable[[], Any]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """The verbs in Python: `identify`, `scale`, `prune`, `apply`, and the `plan` that `--dry-run` prints.
 
-    checkpoint -> targets -> calibration, or a RUN -> masks -> edited shards -> manifest -> config.json
+checkpoint -> targets -> calibration, or a RUN -> masks -> edited shards -> manifest -> config.json
 """
 
 import time
@@ -104,7 +104,8 @@ def job_of(verb: str, model: str | Path, options: dict[str, Any], run: str | Pat
 
 def plan_of(job: Job) -> Plan:
     """The plan of a job."""
-    return Plan(kinds(job.targets), {reason: sorted(names) for reason, names in job.skipped.items()}, **asdict(costs(job)))
+    skipped = {reason: sorted(names) for reason, names in job.skipped.items()}
+    return Plan(kinds(job.targets), skipped, **asdict(costs(job)))
 
 
 def carry_out(job: Job, output: str | Path, talk: Talk) -> Result:

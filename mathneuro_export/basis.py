@@ -14,12 +14,12 @@ from mathneuro_export.errors import Error
 from mathneuro_export.export.run import Run
 from mathneuro_export.models.targets import Target
 
-FLOATS = ("F64", "F32", "F16", "BF16", "F8", "F6", "F4")
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_", "F6_", "F4")
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """`linear` are the tensors a statistic exists (or will) for, `head` the lm_head among them; `skipped` maps a reason to names."""
+    """`linear`: tensors that have, or will have, a statistic; `head`: the lm_head among them; `skipped`: why not."""
 
     linear: tuple[Target, ...]
     head: str | None
@@ -47,14 +47,17 @@ def basis_of_masks(source: Source, run: Run) -> Basis:
     for name, entry in run.manifest.tensors.items():
         target = _target(source, name, entry.input_axis)
         if list(target.shape) != entry.shape:
-            raise Error(f"{name}: is {list(target.shape)} in {source.id}, its mask {entry.shape}; these are another model's masks")
+            raise Error(
+                f"{name}: is {list(target.shape)} in {source.id}, its mask is of {entry.shape}; these are another"
+                " model's masks: name the RUN of a model with these shapes"
+            )
         linear.append(target)
     reasons = {name: reason for reason, names in run.manifest.skipped.items() for name in names}
     return Basis(tuple(linear), None, _others(source, {t.name for t in linear}, reasons))
 
 
 def check_same_source(source: Source, run: Run) -> None:
-    """Refuse a checkpoint that is not the RUN's source, as far as names and sizes tell; bytes are compared as they are read.
+    """Refuse a checkpoint that is not the RUN's source, as far as names and sizes tell; bytes are compared when read.
 
     Raises:
         Error: names the first file that differs, and `apply`.
@@ -80,10 +83,16 @@ def is_matrix(shape: Iterable[int], dtype: str) -> bool:
 
 def _target(source: Source, name: str, axis: int) -> Target:
     if name not in source.tensors:
-        raise Error(f"{name}: in the RUN's masks but not in {source.id}; these are another model's masks")
+        raise Error(
+            f"{name}: is a target of the RUN but no tensor of {source.id}; these are another model's masks: name the"
+            " RUN of a model with these tensors"
+        )
     file, info = source.tensors[name]
     if info.dtype not in EDITABLE or len(info.shape) != 2 or prod(info.shape) == 0:
-        raise Error(f"{name}: {info.dtype} {list(info.shape)} in {source.id}; expected a matrix in F32, F16 or BF16")
+        raise Error(
+            f"{name}: is {info.dtype} {list(info.shape)} in {source.id}, expected a matrix in F32, F16 or BF16; name"
+            " the RUN of a model with this tensor"
+        )
     return Target(name=name, file=file, shape=info.shape, dtype=info.dtype, module="", input_axis=axis)
 
 

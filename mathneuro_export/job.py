@@ -13,6 +13,7 @@ from mathneuro_export.calibration.statistics import StatisticsFile
 from mathneuro_export.checkpoint.source import Source, open_source
 from mathneuro_export.errors import Error, UsageError
 from mathneuro_export.export.edit import check_factor
+from mathneuro_export.export.finish import unhashed
 from mathneuro_export.export.run import Run, open_run
 from mathneuro_export.models.filters import UNUSED_HEAD, kind_of, narrow
 from mathneuro_export.models.targets import Note, Plan, Target, plan_targets
@@ -24,8 +25,11 @@ OWN = ("proportion", "control", "include", "exclude", "layers", "lm_head")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that has been checked. `run` is the RUN it stands on, None where it calibrates; `selection` and `edit` are the
-    manifest's sections; `own_masks` says that the masks are the RUN's, not selected again from its statistics."""
+    """A job that has been checked.
+
+    `run` is the RUN it stands on, None where it calibrates; `own_masks` says that the masks are the RUN's, not selected
+    again from its statistics; `selection` and `edit` are the manifest's sections.
+    """
 
     verb: str
     source: Source
@@ -59,7 +63,7 @@ def prepare(verb: str, model: str | Path, options: Options) -> Job:
     """
     run = open_run(options.from_run) if options.from_run is not None else None
     if run is not None:
-        _refuse_calibration_options(options)
+        _refuse_calibration_options(options, run.document["selection"])
     source = open_source(model)
     corpora: tuple[Corpus, ...] = ()
     plan: Plan | None = None
@@ -116,9 +120,9 @@ def _checked(job: Job) -> Job:
     return job
 
 
-def _refuse_calibration_options(options: Options) -> None:
+def _refuse_calibration_options(options: Options, inherited: Mapping[str, Any]) -> None:
     names = {item.name for item in option_fields("calibration", "compute")} & options.given
-    if options.control == "random":
+    if (options.control if "control" in options.given else inherited["control"]) == "random":
         names.discard("seed")
     if names:
         raise UsageError(f"{flag(min(names))} beside --from: the RUN's statistics are used as they are; leave it out")
@@ -176,7 +180,7 @@ def fingerprint(job: Job) -> dict[str, Any]:
     return {
         "command": job.verb,
         "version": mathneuro_export.__version__,
-        "model": {name: _identity(job.source, name) for name in (*job.source.shards, *job.source.carried)},
+        "model": {name: _identity(job.source, name) for name in (*job.source.shards, *unhashed(job.source))},
         "corpora": {corpus.name: corpus.digest for corpus in job.corpora},
         "RUN": job.run.manifest.digest if job.run else None,
         **{name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()},

@@ -5,7 +5,6 @@
 """
 
 import difflib
-import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ GROUPS = {
     "prune": ("calibration", "compute", "selection", "from", "work"),
     "apply": ("edit", "work"),
 }
+FLOAT32_MAX = 3.4028234663852886e38
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -32,7 +32,11 @@ class Options:
 
     math: str = _option("builtin:math", "calibration", "Math corpus.", metavar="SPEC")
     general: tuple[str, ...] = _option(
-        ("builtin:general",), "calibration", "General corpus; repeat it to subtract several.", metavar="SPEC", multiple=True
+        ("builtin:general",),
+        "calibration",
+        "General corpus; repeatable, all are subtracted.",
+        metavar="SPEC",
+        multiple=True,
     )
     num_samples: int = _option(500, "calibration", "Samples of each corpus, at most.", metavar="N")
     max_length: int = _option(1024, "calibration", "Tokens a sample is cut to.", metavar="N")
@@ -43,7 +47,7 @@ class Options:
     )
     seed: int = _option(42, "calibration", "Seed of the order in which samples are drawn, and of --control random.")
     device: str = _option("auto", "compute", "Where the model runs.", metavar="auto|cpu|cuda[:N]|mps")
-    dtype: str = _option("auto", "compute", "Compute dtype; auto is the checkpoint's.", choices=DTYPES)
+    dtype: str = _option("auto", "compute", "Compute dtype; auto is float32 on the CPU, else the checkpoint's.", choices=DTYPES)
     proportion: float = _option(0.05, "selection", "Share of each matrix in its top, between 0 and 1.", metavar="P")
     control: str | None = _option(None, "selection", "A control in place of the math-specific mask.", choices=CONTROLS)
     include: tuple[str, ...] = _option(
@@ -54,11 +58,11 @@ class Options:
     )
     layers: str | None = _option(None, "selection", "Only these decoder layers, from 0, as 4-20.", metavar="A-B")
     lm_head: bool = _option(False, "selection", "Edit the lm_head too, where it is not tied.", flags="--lm-head")
-    factor: float = _option(1.1, "edit", "What the masked weights are multiplied by.", metavar="F", aliases=["--scalar"])
+    factor: float = _option(1.1, "edit", "What masked weights are multiplied by.", metavar="F", aliases=["--scalar"])
     from_run: str | None = _option(
         None, "from", "Reuse a RUN's statistics; nothing is recalibrated.", metavar="RUN", flags="--from"
     )
-    resume: bool = _option(True, "work", "Go on with unfinished work of the same command.", flags="--resume/--no-resume")
+    resume: bool = _option(True, "work", "Go on with the same command's unfinished work.", flags="--resume/--no-resume")
     overwrite: bool = _option(False, "work", "Replace what an earlier run wrote.", flags="--overwrite")
     strict: bool = _option(False, "work", "Fail on a warning about tensors left out.", flags="--strict")
     given: frozenset[str] = frozenset()
@@ -110,8 +114,8 @@ def _check(options: Options) -> None:
     number = isinstance(options.proportion, int | float) and not isinstance(options.proportion, bool)
     if not number or not 0 < options.proportion < 1:
         raise UsageError(f"--proportion {options.proportion}: expected a number between 0 and 1, as 0.05")
-    if not isinstance(options.factor, int | float) or not math.isfinite(options.factor):
-        raise UsageError(f"--factor {options.factor}: expected a finite number, as 1.1 (0 prunes)")
+    if not isinstance(options.factor, int | float) or not abs(options.factor) <= FLOAT32_MAX:
+        raise UsageError(f"--factor {options.factor}: expected a number that is finite in float32, as 1.1 (0 prunes)")
     for name, low in (("num_samples", 1), ("max_length", 1), ("seed", 0)):
         value = getattr(options, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:

@@ -1,6 +1,6 @@
-"""From a checked job to a finished RUN or OUT: statistics, masks, edited shards, manifest, marker; each step journaled."""
+"""From a checked job to a finished RUN or OUT: statistics, masks, edited shards, manifest, marker; all journaled."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -10,14 +10,16 @@ from mathneuro_export.basis import not_the_source
 from mathneuro_export.calibration.statistics import StatisticsFile
 from mathneuro_export.checkpoint.durable import Digest, copy_file, make_folder, remove_temporaries, require_space
 from mathneuro_export.checkpoint.journal import Journal
+from mathneuro_export.checkpoint.output import check_output
 from mathneuro_export.checkpoint.rewrite import digest_file
 from mathneuro_export.errors import Error, ResourceError
 from mathneuro_export.export.finish import Facts, entry, environment, planned_files, write_output, write_run
 from mathneuro_export.export.manifest import read_document
 from mathneuro_export.export.shards import MaskMaker, Rule, assemble_masks, matching, pass_shards, selecting, stored
-from mathneuro_export.export.work import OUT, RUN, WORK, Layout, abandon, begin, finish, is_finished
+from mathneuro_export.export.work import OUT, RUN, WORK, Layout, begin, is_finished, working
 from mathneuro_export.job import Job, fingerprint
 from mathneuro_export.masks.maskfile import MaskFile
+from mathneuro_export.models.targets import NOT_OBSERVED
 from mathneuro_export.talk import Talk
 
 
@@ -61,7 +63,8 @@ def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
         UsageError: the folder is refused. ResourceError: not enough disk or memory. Error: see `Job` and the message.
     """
     layout = layout_of(job)
-    existed = folder.is_dir()
+    if job.run is not None:
+        check_output(folder, job.run.folder, "the RUN that is read")
     journal = begin(
         folder,
         layout,
@@ -72,30 +75,18 @@ def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
         resume=job.options.resume,
         overwrite=job.options.overwrite,
     )
-    try:
+    with working(folder, journal):
         if not is_finished(folder, layout, journal):
             remove_temporaries(folder)
             _steps(job, folder, layout, journal, talk)
-    except ResourceError:
-        journal.close()
-        raise
-    except Error as error:
-        if isinstance(error.__cause__, OSError):
-            journal.close()
-        else:
-            abandon(folder, journal, keep_folder=existed)
-        raise
-    finish(folder, journal)
     return read_document(folder / layout.manifest)
 
 
 def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk) -> None:
     work = folder / WORK
     statistics, calibrated = _statistics(job, folder / layout.statistics, journal, talk)
-    unobserved = set(calibrated["unobserved"])
-    targets = [target for target in job.targets if target.name not in unobserved]
-    if not targets:
-        raise Error("no target's input was observed in calibration; give longer samples or other --include")
+    lost = _unobserved(job, calibrated["unobserved"])
+    targets = [target for target in job.targets if target.name not in lost]
     records = []
     total = sum(header.file_size for header in job.source.shards.values())
     with talk.bar("select" if layout is RUN else "select and edit", total, "B") as advance:
@@ -113,18 +104,33 @@ def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk)
             records.append(record)
     if job.edit and not any(e["count"]["changed"] for r in records for e in r["tensors"].values()):
         raise Error(
-            f"--factor {job.factor:g}: no weight would change ({_masked(records)} are masked, each rounds back to itself "
-            "or the masks are empty); choose a factor further from 1 or a larger --proportion"
+            f"--factor {job.factor:g}: no weight would change ({_masked(records)} are masked, and each rounds back to "
+            "itself); choose a factor further from 1 or a larger --proportion"
         )
-    files = {layout.statistics: Digest(**calibrated["file"]), layout.masks: _write_masks(job, folder / layout.masks, work, records)}
-    facts = _facts(job, calibrated, records)
+    masks = _write_masks(job, folder / layout.masks, work, records)
+    files = {layout.statistics: Digest(**calibrated["file"]), layout.masks: masks}
+    facts = _facts(job, calibrated, records, lost)
     write = write_run if layout is RUN else write_output
     write(folder, job.source, facts, records, files, journal)
 
 
+def _unobserved(job: Job, names: Iterable[str]) -> list[str]:
+    """The targets among the weights whose input was never seen; refuses if no target is left."""
+    wanted = {target.name for target in job.targets}
+    lost = sorted(wanted.intersection(names))
+    if len(lost) == len(wanted) or (lost and job.options.strict):
+        raise Error(f"{lost[0]}: its input was never seen in calibration ({len(lost)} such targets); --exclude it")
+    return lost
+
+
 def _require(job: Job, folder: Path, freed: int) -> None:
+    """Refuse what cannot be carried out, before anything is written or removed."""
     from mathneuro_export.models.memory import available_memory
 
+    if job.run is None:
+        from mathneuro_export.models.loading import load_tokenizer
+
+        load_tokenizer(job.source)
     need = costs(job)
     require_space(folder, need.bytes_written - freed)
     free = available_memory()
@@ -201,12 +207,14 @@ def _write_masks(job: Job, path: Path, work: Path, records: list[dict[str, Any]]
     return assemble_masks(path, work, records)
 
 
-def _facts(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]]) -> Facts:
+def _facts(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]], lost: list[str]) -> Facts:
     skipped = {reason: list(names) for reason, names in job.skipped.items()}
-    unobserved = set(calibrated["unobserved"]) & {target.name for target in job.targets}
-    if unobserved:
-        skipped.setdefault("not observed", []).extend(unobserved)
-    notes = [*(note.as_warning() for note in job.notes), *calibrated["notes"], *_rounding(job, records), *_strays(job)]
+    notes = [note.as_warning() for note in job.notes]
+    if lost:
+        skipped.setdefault(NOT_OBSERVED, []).extend(lost)
+        message = f"{len(lost)} targets were left as they are: their input was never seen in calibration"
+        notes.append({"code": "not-observed", "message": message, "count": len(lost), "tensors": lost})
+    notes += [*calibrated["notes"], *_counted(job, records), *_strays(job)]
     return Facts(
         calibration=calibrated["calibration"],
         selection=job.selection,
@@ -219,17 +227,16 @@ def _facts(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]
 
 
 def _strays(job: Job) -> list[dict[str, Any]]:
-    return [
-        {"code": "stray-weights", "message": f"{name} is not named by the index and was left out: it holds unedited weights", "file": name}
-        for name in (job.source.stray if job.edit else ())
-    ]
+    message = "is not named by the index and was left out: it holds unedited weights"
+    names = job.source.stray if job.edit else ()
+    return [{"code": "stray-weights", "message": f"{name} {message}", "file": name} for name in names]
 
 
 def _masked(records: list[dict[str, Any]]) -> int:
     return sum(e["count"]["masked"] for r in records for e in r["tensors"].values())
 
 
-def _rounding(job: Job, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _counted(job: Job, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Counted warnings that follow from the masks and the edit."""
     counts = [tensor["count"] for record in records for tensor in record["tensors"].values()]
     warnings = []

@@ -28,4 +28,8 @@ class Talk:
 
         scale = unit == "B"
         with tqdm(desc=what, total=total, unit=unit, unit_scale=scale, unit_divisor=1024, file=sys.stderr) as bar:
-            yield lambda amount: bar.update(amount) and None
+
+            def advance(amount: int) -> None:
+                bar.update(amount)
+
+            yield advance

@@ -2,18 +2,16 @@
 
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python recipes/demo_model.py --out mathneuro_export/demo
 
-writes into `--out` the four text files and `model/` (a Llama of about a million parameters in three shards), then prints
-the table of the model card. `--measure` only prints the table for what `--out` already holds. All draws are seeded; the
-weights also depend on the number of threads and on the torch build.
+writes into `--out` the four text files and `model/` (a Llama of under a million parameters in three shards), then
+prints the table of the model card. `--measure` only prints the table for what `--out` already holds. All draws are seeded; the
+weights also depend on the number of threads, on the torch build and, where `--minutes` ends the training, on the clock.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
-import re
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from demo_text import Sum, held_out_pairs, make_story, make_sum, training_sum
+from demo_text import ROWS, Sum, make_story, operands, read_stories, read_sums, training_sum, write_text
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -30,13 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 END, PAD = "<|end|>", "<|pad|>"
-ROWS = 400  # of each text file
 VOCABULARY = 768
-HIDDEN, LAYERS, HEADS, INTERMEDIATE = 128, 5, 4, 320
-STORY_POOL = 60_000
-SUMS_PER_STEP, STORIES_PER_STEP = 160, 8
+HIDDEN, LAYERS, HEADS, INTERMEDIATE = 128, 4, 4, 256
+STORY_POOL = 30_000
+SUMS_PER_STEP, STORIES_PER_STEP = 64, 8
+STORY_EVERY = 3  # steps
 QUESTION_WEIGHT = 0.1  # of the loss of a question's tokens; an answer's tokens weigh 1
 SHARDS = 3
+DEMO_P = 0.02
 RANDOM_SEEDS = (0, 1, 2)
 PROPORTIONS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05)
 CHAT_TEMPLATE = (
@@ -49,44 +48,7 @@ Statistic = dict[str, torch.Tensor]
 Mask = dict[str, torch.Tensor]
 
 
-# ---------------------------------------------------------------------------------------------- text and tokenizer
-
-
-def write_text(out: Path, seed: int) -> None:
-    """Write the four text files: `ROWS` sums or stories each, no story and no operand pair in two of them."""
-    rng = random.Random(seed)
-    pairs = sorted(held_out_pairs(rng, ROWS))
-    held_out = [make_sum(rng, pair if rng.random() < 0.5 else pair[::-1]) for pair in rng.sample(pairs, ROWS)]
-    calibration: dict[str, Sum] = {}
-    while len(calibration) < ROWS:
-        new = training_sum(rng, set(pairs))
-        calibration[new.question] = new
-    stories = list(dict.fromkeys(make_story(rng) for _ in range(3 * ROWS)))
-    rows: dict[str, list[dict[str, str]]] = {
-        "math_calibration": [s._asdict() for s in calibration.values()],
-        "math_heldout": [s._asdict() for s in held_out],
-        "general_calibration": [{"text": text} for text in stories[:ROWS]],
-        "general_heldout": [{"text": text} for text in stories[ROWS : 2 * ROWS]],
-    }
-    for name, content in rows.items():
-        lines = "".join(json.dumps(row) + "\n" for row in content)
-        (out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-
-
-def read_sums(path: Path) -> list[Sum]:
-    """The sums of a text file."""
-    return [Sum(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def read_stories(path: Path) -> list[str]:
-    """The stories of a text file."""
-    return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def operands(question: str) -> tuple[int, int]:
-    """The operand pair of a question, the smaller first."""
-    a, b = (int(number) for number in re.findall(r"\d+", question))
-    return min(a, b), max(a, b)
+# ----------------------------------------------------------------------------------------------- tokenizer
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -163,7 +125,7 @@ def optimizer_of(model: LlamaForCausalLM, rate: float) -> torch.optim.Optimizer:
     matrices = [p for p in model.parameters() if p.dim() == 2]
     rest = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.99), fused=True)
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -195,16 +157,14 @@ def train(model: LlamaForCausalLM, encoder: Encoder, out: Path, args: argparse.N
     optimizer = optimizer_of(model, args.rate)
     start, tokens, step, progress = time.monotonic(), 0, 0, 0.0
     while progress < 1:
-        warm = min(1.0, (step + 1) / 200)
+        warm = min(1.0, (step + 1) / 100)
         for group in optimizer.param_groups:
             group["lr"] = args.rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
-        sums = encoder.sums([training_sum(rng, excluded) for _ in range(SUMS_PER_STEP)])
-        sums.sort(key=lambda sample: len(sample[0]))
-        cut = next((i for i, s in enumerate(sums) if len(s[0]) > 20), len(sums))  # short and long padded apart
-        parts = [(part, len(part) / SUMS_PER_STEP) for part in (sums[:cut], sums[cut:]) if part]
-        parts.append((rng.sample(pool, STORIES_PER_STEP), 1.0))
-        for part, share in parts:
-            (loss_of(model, part) * share).backward()
+        parts = [encoder.sums([training_sum(rng, excluded) for _ in range(SUMS_PER_STEP)])]
+        if step % STORY_EVERY == 0:
+            parts.append(rng.sample(pool, STORIES_PER_STEP))
+        for part in parts:
+            loss_of(model, part).backward()
             tokens += sum(len(ids) for ids, _ in part)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -212,14 +172,14 @@ def train(model: LlamaForCausalLM, encoder: Encoder, out: Path, args: argparse.N
         step += 1
         minutes = (time.monotonic() - start) / 60
         progress = max(step / args.steps, minutes / args.minutes)
-        if step % args.report == 0:
+        if step % args.report == 0 or progress >= 1:
             accuracy, math_loss = evaluate(model, probe_sums)
             print(
                 f"step {step} {minutes:.1f} min {tokens / minutes / 60:.0f} tok/s: accuracy {accuracy:.3f}, "
                 f"math loss {math_loss:.3f}, general loss {evaluate(model, probe_stories)[1]:.4f}",
                 flush=True,
             )
-    return {"minutes": minutes, "tokens": tokens, "steps": step}
+    return {"minutes": minutes, "tokens": tokens, "steps": step, "seed": args.seed}
 
 
 # ---------------------------------------------------------------------------------------------------- measurement
@@ -296,7 +256,9 @@ def random_mask(mask: Mask, seed: int) -> Mask:
 
 
 @torch.no_grad()
-def edited(model: LlamaForCausalLM, mask: Mask, factor: float, *evaluated: Sequence[Sample]) -> list[tuple[float, float]]:
+def edited(
+    model: LlamaForCausalLM, mask: Mask, factor: float, *evaluated: Sequence[Sample]
+) -> list[tuple[float, float]]:
     """`evaluate` of each sample list, with the masked weights times the factor, rounded to bfloat16."""
     modules = targets_of(model)
     saved = {n: m.weight.data.clone() for n, m in modules.items()}
@@ -322,7 +284,8 @@ def measure(out: Path, proportions: Sequence[float], seeds: Sequence[int]) -> li
     def row(p: float, arm: str, mask: Mask, factor: float) -> dict[str, Any]:
         (accuracy, math_loss), (_, general_loss) = edited(model, mask, factor, sums, stories)
         weights = sum(int(chosen.sum()) for chosen in mask.values())
-        return dict(p=p, arm=arm, weights=weights, accuracy=accuracy, math_loss=math_loss, general_loss=general_loss)
+        scores = {"accuracy": accuracy, "math_loss": math_loss, "general_loss": general_loss}
+        return {"p": p, "arm": arm, "weights": weights, **scores}
 
     rows = [row(0.0, "base", {}, 1.0)]
     for p in proportions:
@@ -374,6 +337,10 @@ def write_card(out: Path, trained: dict[str, float], rows: Sequence[dict[str, An
         "STEPS": f"{trained['steps']:,.0f}",
         "TOKENS": f"{trained['tokens'] / 1e6:.1f}",
         "MINUTES": f"{trained['minutes']:.0f}",
+        "ROWS": str(ROWS),
+        "SEED": str(trained["seed"]),
+        "SHAPE": f"{LAYERS} layers, {HIDDEN} wide, {HEADS} heads, {INTERMEDIATE} inside the MLP",
+        "P": f"{DEMO_P:g}",
         "TABLE": table(rows),
     }
     for key, value in values.items():

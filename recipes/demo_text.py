@@ -3,26 +3,30 @@
 A sum is a question and an answer; the text the model learns is `TEMPLATE`. Three forms are used:
 
     12 + 7 =                                                       19
-    31 minus 12 is                                                 19
+    31 minus 5 is                                                  26
     Mia had 12 apples and got 7 more:                              19
 
 A story is three to six sentences about one child. Stories hold numbers too (ages, house numbers, counts), which are
 told and repeated but never computed with, so that digits alone do not set the sums apart from the stories.
 
-Whole operand pairs are held out: a pair in `held_out_pairs` is used, in either order and by either operation, in no
-sum made for training or calibration.
+The second operand has one digit. Whole operand pairs are held out: a pair of `held_out_pairs` is used, by either
+operation, in no sum made for training or calibration.
 """
 
 from __future__ import annotations
 
+import json
+import random
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Set as AbstractSet
+    from pathlib import Path
 
 TEMPLATE = "{question} {answer}"
-LIMIT = 100  # operands are 0 to LIMIT - 1
+ROWS = 320  # of each text file
+FIRST, SECOND = 100, 10  # operands are below these
 FORMS = ("symbols", "words", "problem")
 FORM_WEIGHTS = (60, 20, 20)
 
@@ -54,18 +58,13 @@ class Sum(NamedTuple):
         return TEMPLATE.format(question=self.question, answer=self.answer)
 
 
-def held_out_pairs(rng: random.Random, count: int) -> set[tuple[int, int]]:
-    """Draw `count` operand pairs (smaller, larger), from all pairs whose larger operand has two digits."""
-    pairs = [(a, b) for b in range(10, LIMIT) for a in range(b + 1)]
-    return set(rng.sample(pairs, count))
+def held_out_pairs(rng: random.Random, count: int) -> list[tuple[int, int]]:
+    """Draw `count` operand pairs, from those whose first operand has two digits."""
+    return rng.sample([(a, b) for a in range(10, FIRST) for b in range(SECOND)], count)
 
 
-def make_sum(rng: random.Random, pair: tuple[int, int]) -> Sum:
-    """A sum of a random form and operation with these operands; a subtraction takes the smaller from the larger."""
-    a, b = pair
-    plus = rng.random() < 0.5
-    if not plus:
-        a, b = max(a, b), min(a, b)
+def make_sum(rng: random.Random, a: int, b: int, plus: bool) -> Sum:
+    """a + b, or a - b, in a random form."""
     answer = str(a + b if plus else a - b)
     form = rng.choices(FORMS, FORM_WEIGHTS)[0]
     if form == "symbols":
@@ -77,11 +76,11 @@ def make_sum(rng: random.Random, pair: tuple[int, int]) -> Sum:
 
 
 def training_sum(rng: random.Random, excluded: AbstractSet[tuple[int, int]]) -> Sum:
-    """A sum whose operand pair is not in `excluded`."""
+    """A sum whose operand pair is not in `excluded`; the larger operand comes first where it must for a subtraction."""
     while True:
-        a, b = rng.randrange(LIMIT), rng.randrange(LIMIT)
-        if (min(a, b), max(a, b)) not in excluded:
-            return make_sum(rng, (a, b))
+        a, b, plus = rng.randrange(FIRST), rng.randrange(SECOND), rng.random() < 0.5
+        if (a, b) not in excluded:
+            return make_sum(rng, a, b, plus) if plus else make_sum(rng, max(a, b), min(a, b), plus)
 
 
 def make_story(rng: random.Random) -> str:
@@ -118,3 +117,41 @@ def make_story(rng: random.Random) -> str:
     )
     chosen = sorted(rng.sample(range(len(frames)), rng.randint(2, 5)))
     return " ".join([opening, *(frames[i] for i in chosen)])
+
+
+def write_text(out: Path, seed: int) -> None:
+    """Write the four text files, `ROWS` rows each; the general ones share no story, the math ones no operand pair."""
+    rng = random.Random(seed)
+    pairs = held_out_pairs(rng, ROWS // 2)
+    held_out = [make_sum(rng, a, b, plus) for a, b in pairs for plus in (True, False)]
+    rng.shuffle(held_out)
+    calibration: dict[str, Sum] = {}
+    while len(calibration) < ROWS:
+        new = training_sum(rng, set(pairs))
+        calibration[new.question] = new
+    stories = list(dict.fromkeys(make_story(rng) for _ in range(3 * ROWS)))
+    rows: dict[str, list[dict[str, str]]] = {
+        "math_calibration": [s._asdict() for s in calibration.values()],
+        "math_heldout": [s._asdict() for s in held_out],
+        "general_calibration": [{"text": text} for text in stories[:ROWS]],
+        "general_heldout": [{"text": text} for text in stories[ROWS : 2 * ROWS]],
+    }
+    for name, content in rows.items():
+        lines = "".join(json.dumps(row) + "\n" for row in content)
+        (out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def read_sums(path: Path) -> list[Sum]:
+    """The sums of a text file."""
+    return [Sum(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_stories(path: Path) -> list[str]:
+    """The stories of a text file."""
+    return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def operands(question: str) -> tuple[int, int]:
+    """The operand pair of a question."""
+    a, b = (int(number) for number in re.findall(r"\d+", question))
+    return a, b

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mathneuro_export.calibration.corpus import Corpus
+from mathneuro_export.calibration.template import parse_template
 from mathneuro_export.errors import Error, UsageError
 from mathneuro_export.models.names import one_line
 from mathneuro_export.models.quiet import quiet
@@ -140,9 +141,9 @@ def _special_tokens(tokenizer: Any, chat_template: bool) -> dict[str, Any]:
 
 def _turns(corpus: Corpus, number: int) -> list[dict[str, str]]:
     text, start = corpus.texts[number], corpus.answers[number]
-    question, answer = text[:start].strip(), text[start:].strip()
-    if not question:
+    if corpus.template is None or len(parse_template(corpus.template).fields) < 2:
         return [{"role": "user", "content": text}]
+    question, answer = text[:start].strip(), text[start:].strip()
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 

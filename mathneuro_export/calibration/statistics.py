@@ -78,7 +78,9 @@ class StatisticsFile:
             corpus, slash, name = info.name.partition("/")
             if not (corpus and slash and name) or info.dtype != "F32" or len(info.shape) != 2:
                 found = f"{info.dtype} {list(info.shape)}"
-                raise Error(f"{path.name}: tensor {info.name!r} is {found}, expected CORPUS/TARGET in F32 [blocks, inputs]")
+                raise Error(
+                    f"{path.name}: tensor {info.name!r} is {found}, expected CORPUS/TARGET in F32 [blocks, inputs]"
+                )
         for corpus in self.corpora:
             for name, leader in self._stored.items():
                 if f"{corpus}/{leader}" not in self._infos:
@@ -96,7 +98,9 @@ class StatisticsFile:
             raise Error(f"{self.path.name}: {name} is missing; identify again")
         array = np.array(map_tensor(self._header, self._infos[name]), np.float32)
         if not np.isfinite(array).all() or (array < 0).any():
-            raise Error(f"{self.path.name}: tensor {name!r} holds a value that is negative or not finite; identify again")
+            raise Error(
+                f"{self.path.name}: tensor {name!r} holds a value that is negative or not finite; identify again"
+            )
         return array
 
     def vector(self, corpus: str, target: str) -> Blocks:
@@ -143,7 +147,9 @@ def write_statistics(path: Path, statistics: Statistics, axes: Mapping[str, int]
         if name in statistics.shared
     }
     metadata = {"format": "mathneuro-statistics", "tensors": canonical(tensors).decode()}
-    return write_safetensors(path, entries, metadata if head is None or head not in tensors else {**metadata, "lm_head": head})
+    return write_safetensors(
+        path, entries, metadata if head is None or head not in tensors else {**metadata, "lm_head": head}
+    )
 
 
 def _little_endian(blocks: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

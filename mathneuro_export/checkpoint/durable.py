@@ -78,8 +78,13 @@ def _unlink(path: Path) -> None:
         path.unlink()
 
 
+def is_full(error: OSError) -> bool:
+    """Whether an error says that the disk, or the user's share of it, is full."""
+    return error.errno in _FULL
+
+
 def _write_error(path: Path, error: OSError) -> Error:
-    if error.errno in _FULL:
+    if is_full(error):
         return ResourceError(f"{label(path)}: the disk is full ({reason(error)}); free space and run the command again")
     return Error(f"{label(path)}: cannot be written ({reason(error)}); check its folder")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import Error, UsageError
-from .durable import fsync_folder, write_all
+from ..errors import Error, ResourceError, UsageError
+from .durable import is_full, temporary, write_all
 from .regular import label, open_regular, quote, reason
 from .strictjson import canonical, parse_json
 
@@ -31,22 +31,26 @@ class Journal:
         self._entries = entries
 
     @classmethod
-    def open(cls, path: Path, fingerprint: dict[str, Any], resume: bool) -> "Journal":
-        """Open or begin a journal.
+    def open(
+        cls, path: Path, fingerprint: dict[str, Any], resume: bool, records: Mapping[str, Any] | None = None
+    ) -> "Journal":
+        """Open or begin a journal; one that is begun takes the place of an older one at once, with its first records.
 
         Args:
             path: its file, in a folder that exists.
             fingerprint: of the work (JSON values); its top-level keys are named where they differ.
             resume: go on with what is there; else begin anew.
+            records: what a journal that is begun holds from the first, by key.
 
         Raises:
             UsageError: it is of other work, or another process has it open.
+            ResourceError: the disk is full.
             Error: it is damaged elsewhere than at its end, or cannot be written.
         """
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
-            raise Error(f"{label(path)}: cannot be opened ({reason(error)}); check its folder") from None
+            raise _cannot(path, "be opened", error) from error
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise Error(f"{label(path)}: is no regular file, expected a journal; remove it")
@@ -54,19 +58,18 @@ class Journal:
             found, entries, end = _read(path) if resume else (None, {}, 0)
             if found is not None:
                 _compare(path, found, fingerprint)
-            os.ftruncate(fd, end)
-            os.lseek(fd, end, os.SEEK_SET)
-            journal = cls(path, fd, entries)
-            if found is None:
-                journal._append({"journal": _VERSION, "fingerprint": fingerprint})
-                fsync_folder(path.parent)
-            return journal
+                os.ftruncate(fd, end)
+                os.lseek(fd, end, os.SEEK_SET)
+                return cls(path, fd, entries)
+            begun = cls(path, _begin(path, fingerprint, records or {}), dict(records or {}))
         except OSError as error:
-            os.close(fd)
-            raise Error(f"{label(path)}: cannot be written ({reason(error)}); check its folder") from None
+            _close_unbegun(fd, path)
+            raise _cannot(path, "be written", error) from error
         except BaseException:
-            os.close(fd)
+            _close_unbegun(fd, path)
             raise
+        os.close(fd)
+        return begun
 
     @property
     def entries(self) -> Mapping[str, Any]:
@@ -82,11 +85,11 @@ class Journal:
         try:
             self._append({"key": key, "value": value})
         except OSError as error:
-            raise Error(f"{label(self._path)}: cannot be written ({reason(error)}); free space, run it again") from None
+            raise _cannot(self._path, "be written", error) from error
         self._entries[key] = value
 
     def _append(self, document: dict[str, Any]) -> None:
-        write_all(self._fd, json.dumps(document, separators=(",", ":"), allow_nan=False).encode("utf-8") + b"\n")
+        write_all(self._fd, _line(document))
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -113,19 +116,61 @@ def read_fingerprint(path: Path) -> dict[str, Any] | None:
     return _read(path)[0]
 
 
+def read_journal(path: Path, salvage: bool = False) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Fingerprint and records of a journal, which another process may be writing to.
+
+    Args:
+        salvage: take what stands before the first damaged line instead of raising.
+
+    Raises:
+        Error: the file is missing, or is damaged and `salvage` is not set.
+    """
+    return _read(path, salvage)[:2]
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode("utf-8") + b"\n"
+
+
+def _begin(path: Path, fingerprint: dict[str, Any], records: Mapping[str, Any]) -> int:
+    """Put a new journal in place, whole or not at all; returns its file descriptor, locked and at the end."""
+    with temporary(path) as work:
+        _lock(work.fd, work.path)
+        write_all(work.fd, _line({"journal": _VERSION, "fingerprint": fingerprint}))
+        for key, value in records.items():
+            write_all(work.fd, _line({"key": key, "value": value}))
+        return os.dup(work.fd)
+
+
+def _close_unbegun(fd: int, path: Path) -> None:
+    """Close a journal that was opened in vain; a file that `open` itself created goes."""
+    if stat.S_ISREG(os.fstat(fd).st_mode) and os.fstat(fd).st_size == 0:
+        path.unlink(missing_ok=True)
+    os.close(fd)
+
+
+def _cannot(path: Path, what: str, error: OSError) -> Error:
+    if is_full(error):
+        return ResourceError(f"{label(path)}: the disk is full ({reason(error)}); free space and run the command again")
+    return Error(f"{label(path)}: cannot {what} ({reason(error)}); check its folder")
+
+
 def _lock(fd: int, path: Path) -> None:
     if fcntl is None:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        replaced = not path.exists() or not os.path.samestat(os.fstat(fd), path.stat())
     except BlockingIOError:
-        raise UsageError(f"{label(path)}: another process is at work in this folder; wait for it or stop it") from None
+        replaced = True
     except OSError:
         return
+    if replaced:
+        raise UsageError(f"{label(path)}: another process is at work in this folder; wait for it or stop it")
 
 
-def _read(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any], int]:
-    """Fingerprint, entries, and the number of bytes that are sound."""
+def _read(path: Path, salvage: bool = False) -> tuple[dict[str, Any] | None, dict[str, Any], int]:
+    """Fingerprint, entries, and the number of bytes that are sound; `salvage` stops at the first damaged line."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > _LIMIT:
             raise Error(f"{label(path)}: is longer than {_LIMIT} bytes, expected a journal; start with --overwrite")
@@ -144,7 +189,7 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any], int]:
             else:
                 entries[document["key"]] = document["value"]
         except (Error, KeyError, TypeError):
-            if last and number:
+            if salvage or (last and number):
                 break
             raise Error(
                 f"{label(path)}: line {number + 1} is {quote(line[:80])}, expected a journal's; start with --overwrite"

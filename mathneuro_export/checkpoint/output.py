@@ -8,7 +8,7 @@ from ..errors import Error, UsageError
 from .regular import quote, reason
 
 
-def check_output(out: Path, source_folder: Path | None) -> None:
+def check_output(out: Path, source_folder: Path | None, what: str = "the source") -> None:
     """Check that a folder can be written and neither is, nor lies inside, nor holds the source.
 
     Links, `..`, and names that a file system takes for equal are seen through.
@@ -16,6 +16,7 @@ def check_output(out: Path, source_folder: Path | None) -> None:
     Args:
         out: a folder, or one to be made in a parent that exists.
         source_folder: the source's folder, None where there is none to protect.
+        what: what messages call it.
 
     Raises:
         UsageError: the folder may not be used; the message says why.
@@ -26,19 +27,19 @@ def check_output(out: Path, source_folder: Path | None) -> None:
         if out.is_symlink() and not resolved.exists():
             raise UsageError(f"{where}: is a broken link, expected a folder or a new name; choose another name")
         if source_folder is not None:
-            _refuse_source(where, resolved, source_folder.resolve())
+            _refuse_source(where, resolved, source_folder.resolve(), what)
         _check_writable(where, resolved)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{where}: cannot be used ({reason(error)}); choose another folder") from None
 
 
-def _refuse_source(where: str, out: Path, source: Path) -> None:
+def _refuse_source(where: str, out: Path, source: Path, what: str) -> None:
     if _same(out, source):
-        raise UsageError(f"{where}: is the source itself; choose another folder")
+        raise UsageError(f"{where}: is {what} itself; choose another folder")
     if any(_same(parent, source) for parent in out.parents):
-        raise UsageError(f"{where}: lies inside the source; choose a folder outside it")
+        raise UsageError(f"{where}: lies inside {what}; choose a folder outside it")
     if any(_same(out, parent) for parent in source.parents):
-        raise UsageError(f"{where}: holds the source; choose a folder of its own")
+        raise UsageError(f"{where}: holds {what}; choose a folder of its own")
 
 
 def _same(a: Path, b: Path) -> bool:

@@ -152,7 +152,7 @@ def _refuse_quantised(config: dict[str, Any], folder: Path) -> None:
 
 def _refuse_low_bits(tensors: dict[str, tuple[str, TensorInfo]], folder: Path) -> None:
     for name, (shard, info) in tensors.items():
-        if info.dtype.startswith(("F8", "F6", "F4")):
+        if info.dtype.startswith(("F8_", "F6_", "F4")):
             raise Error(_quantised(f"{folder.name}/{shard}", f"tensor {quote(name)} is quantised to {info.dtype}"))
 
 

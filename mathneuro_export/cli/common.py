@@ -13,7 +13,7 @@ from mathneuro_export.options import flag, option_fields
 from mathneuro_export.talk import Talk
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_TYPES = {"int": click.INT, "float": click.FLOAT}
+_TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT}
 
 
 def options_of(*groups: str) -> Callable[[Function], Function]:
@@ -31,10 +31,10 @@ def _click_option(item: Any) -> Callable[[Function], Function]:
     extra = dict(item.metadata["click"])
     names = [extra.pop("flags", flag(item.name)), *extra.pop("aliases", ())]
     help_text = item.metadata["help"]
-    if item.type is bool or item.type == "bool":
+    if item.type is bool:
         return click.option(*names, item.name, default=None, is_flag=True, help=help_text, **extra)
     choices = extra.pop("choices", None)
-    kind = click.Choice(choices) if choices else _TYPES.get(getattr(item.type, "__name__", str(item.type)), click.STRING)
+    kind = click.Choice(choices) if choices else _TYPES.get(item.type, click.STRING)
     if item.default not in (None, ()):
         shown = ", ".join(item.default) if isinstance(item.default, tuple) else item.default
         help_text += f"  [default: {shown}]"

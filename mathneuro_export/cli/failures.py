@@ -8,8 +8,8 @@ import click
 from mathneuro_export.errors import Error
 
 TABLE: tuple[tuple[type[BaseException], int, str], ...] = (
-    (click.Abort, 130, "interrupted"),
-    (KeyboardInterrupt, 130, "interrupted; the same command goes on from here"),
+    (click.Abort, 130, "interrupted; the same command goes on from where it was"),
+    (KeyboardInterrupt, 130, "interrupted; the same command goes on from where it was"),
     (MemoryError, 4, "out of memory; close other programs, or try --dtype bfloat16 or a smaller --batch-size"),
     (RecursionError, 1, "an input is nested too deeply to be read"),
 )
@@ -25,15 +25,23 @@ def _describe(error: BaseException) -> tuple[int, str]:
     if isinstance(error, Error):
         return error.exit_code, str(error)
     if isinstance(error, click.ClickException):
-        return error.exit_code, error.format_message()
+        return error.exit_code, error.format_message().rstrip(".") + _help_of(error)
+    if isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError):
+        error = error.__cause__
     for kind, code, text in TABLE:
         if isinstance(error, kind):
             return code, text
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return 4, f"no space left on the disk ({error.filename or 'while writing'}); free some and run the command again"
+        where = error.filename or "while writing"
+        return 4, f"no space left on the disk ({where}); free some and run the command again"
     if type(error).__name__ == "OutOfMemoryError":
         return 4, "out of device memory; try --dtype bfloat16, a smaller --batch-size or --device cpu"
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        return 1, f"{error.strerror or error}{where}"
+        return 1, f"{error.strerror or error}{where}; check that file and the disk it is on, then run the command again"
     return 1, f"{type(error).__name__}: {error}; give -vv for the traceback, and please report it"
+
+
+def _help_of(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"; see {context.command_path} --help" if context else ""

@@ -53,9 +53,6 @@ def main(argv: list[str] | None = None) -> None:
         code = cli.main(arguments, prog_name="mathneuro-export", standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
-    except click.UsageError as error:
-        error.show()
-        code = error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

@@ -1,13 +1,16 @@
 """What `identify`, `scale`, `prune` and `apply` share: the dry run, and how plan and result are printed."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from mathneuro_export.cli.common import habits, options_of, print_json
 from mathneuro_export.options import GROUPS
 from mathneuro_export.talk import Talk
+
+if TYPE_CHECKING:
+    from mathneuro_export.api import Plan, Result
 
 UNTUNED = (
     "factor 1.1 is the default and untuned for this model (the paper's setting at 8B is 1.01); "
@@ -23,9 +26,9 @@ def making(verb: str, folder: str) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         decorated = options_of(*GROUPS[verb])(habits(function))
-        decorated = click.option("--dry-run", is_flag=True, help="Print the plan; read no weight, write nothing.")(decorated)
-        decorated = click.option("-o", "--output", metavar=folder, help="Folder to write.")(decorated)
-        return decorated
+        dry_run = click.option("--dry-run", is_flag=True, help="Print the plan; read no weight, write nothing.")
+        output = click.option("-o", "--output", metavar=folder, help="Folder to write.")
+        return output(dry_run(decorated))
 
     return decorate
 
@@ -45,7 +48,7 @@ def make(
     from mathneuro_export.api import carry_out, job_of, plan_of
 
     if output is None and not dry_run:
-        raise click.UsageError("Missing option '-o' / '--output': give the folder to write.")
+        raise click.UsageError("Missing option '-o' / '--output': give the folder to write")
     job = job_of(verb, model, values, run)
     if output is None or dry_run:
         plan = plan_of(job)
@@ -60,22 +63,21 @@ def make(
     for warning in result.warnings:
         if warning["message"] not in said:
             talk.say(f"warning: {warning['message']}")
-    print_json(result.as_json()) if as_json else click.echo(_result_text(result, verb))
+    print_json(result.as_json()) if as_json else click.echo(_result_text(result))
 
 
-def _plan_text(plan: Any) -> str:
+def _plan_text(plan: "Plan") -> str:
     lines = [f"{'targets':<24}{'tensors':>9}{'weights':>16}"]
     lines += [f"  {kind:<22}{row['tensors']:>9}{row['weights']:>16,}" for kind, row in plan.targets.items()]
     lines += ["skipped"]
-    lines += [f"  {reason}: {len(names)} ({names[0]}{', ...' if len(names) > 1 else ''})" for reason, names in plan.skipped.items()]
+    for reason, names in plan.skipped.items():
+        lines.append(f"  {reason}: {len(names)} ({names[0]}{', ...' if len(names) > 1 else ''})")
     for name in ("bytes_read", "bytes_written", "peak_host_bytes", "peak_device_bytes"):
         lines.append(f"{name.replace('_', ' '):<24}{getattr(plan, name):>25,}")
     return "\n".join(lines)
 
 
-def _result_text(result: Any, verb: str) -> str:
+def _result_text(result: "Result") -> str:
     changed = "" if result.changed is None else f", {result.changed:,} changed"
-    return (
-        f"{result.output}: {result.targets} targets, {result.masked:,} weights masked{changed}, {result.seconds:.1f} s\n"
-        f"{result.manifest}"
-    )
+    counts = f"{result.targets} targets, {result.masked:,} weights masked{changed}"
+    return f"{result.output}: {counts}, {result.seconds:.1f} s\n{result.manifest}"

@@ -28,5 +28,5 @@ def command(folder: str, base: str | None, as_json: bool, talk: Talk) -> None:
         proved = f", {report.elements_checked:,} elements compared with the base" if base else ""
         click.echo(f"{folder}: {'ok' if report.ok else 'NOT ok'}, {report.files} files checked{proved}")
     if not report.ok:
-        count = len(report.problems)
-        raise VerificationError(f"{folder}: {count} problem{'s' if count != 1 else ''} found; do not rely on this folder, make it anew")
+        count = f"{len(report.problems)} problem{'s' if len(report.problems) != 1 else ''}"
+        raise VerificationError(f"{folder}: {count} found, expected none; do not rely on this folder, make it anew")

@@ -52,7 +52,7 @@ def run_demo(folder: Path, *, overwrite: bool = False, talk: Talk = Talk()) -> O
     common: dict[str, Any] = {"talk": talk, "overwrite": overwrite}
     run = folder / "run"
     talk.say("identify: which weights matter for sums and not for stories")
-    identify(MODEL, run, math="builtin:demo-math", general="builtin:demo-general", proportion=PROPORTION, dtype="float32", **common)
+    identify(MODEL, run, math="builtin:demo-math", general="builtin:demo-general", proportion=PROPORTION, **common)
     talk.say("prune, prune a random control of the same size, scale: from the same statistics")
     prune(MODEL, folder / "pruned", from_run=run, **common)
     prune(MODEL, folder / "random", from_run=run, control="random", **common)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 HEADER_LIMIT: Final = 256 << 10
 """Longest YAML header of a base's card that is read, in bytes."""
+_DEPTH: Final = 50
 _KEPT: Final = ("license", "license_name", "license_link", "language", "library_name", "pipeline_tag", "datasets")
 _LISTS: Final = {"language", "datasets", "license"}
 _TAGS: Final = ("mathneuro", "mathneuro-export", "unevaluated")
@@ -79,7 +80,9 @@ def read_base_card(text: str | None) -> BaseCard:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        document = yaml.safe_load(match[1])
+        if _is_deep(match[1]):
+            return BaseCard({}, body, f"it is nested deeper than {_DEPTH} levels")
+        document = yaml.load(match[1], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         return BaseCard({}, body, " ".join(str(error).split())[:200] or type(error).__name__)
     if document is None:
@@ -87,6 +90,16 @@ def read_base_card(text: str | None) -> BaseCard:
     if not isinstance(document, dict):
         return BaseCard({}, body, f"it is {type(document).__name__}, expected names and values")
     return BaseCard(_kept(document), body)
+
+
+def _is_deep(header: str) -> bool:
+    """Whether YAML may nest deeper than any card does: brackets, or indicators and indentation within one line."""
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", header):
+        depth = max(0, depth + (1 if bracket in "[{" else -1))
+        if depth > _DEPTH:
+            return True
+    return re.search(rf"^[ ]{{{4 * _DEPTH},}}\S|(?:[-?:][ \t]+){{{_DEPTH},}}", header, re.MULTILINE) is not None
 
 
 def _kept(document: Mapping[Any, Any]) -> dict[str, Any]:

@@ -29,9 +29,7 @@ def colour(value: float, top: float) -> Colour:
     """The colour of a value between 0 and `top`."""
     share = min(max(value / top if top else 0.0, 0.0), 1.0) * (len(_STOPS) - 1)
     low = min(int(share), len(_STOPS) - 2)
-    red, green, blue = (
-        round(a + (b - a) * (share - low)) for a, b in zip(_STOPS[low], _STOPS[low + 1], strict=True)
-    )
+    red, green, blue = (round(a + (b - a) * (share - low)) for a, b in zip(_STOPS[low], _STOPS[low + 1], strict=True))
     dark = 0.299 * red + 0.587 * green + 0.114 * blue < 128
     return Colour(f"#{red:02x}{green:02x}{blue:02x}", "#ffffff" if dark else "#000000")
 

@@ -14,7 +14,7 @@ SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """One difference. `high`: the numbers do not mean what they seem to; `medium`: they mix two causes; `low`: good to know."""
+    """One difference; `high`: the numbers mislead, `medium`: they mix two causes, `low`: good to know."""
 
     code: str
     severity: Severity
@@ -68,8 +68,8 @@ def _selections(a: Input, b: Input) -> Iterator[Warn]:
         )
     parents = [len(item.manifest.selection.parents) for item in (a, b)]
     if parents[0] != parents[1]:
-        message = f"masks made from other runs: A from {parents[0]}, B from {parents[1]} (0: selected from its own statistics)"
-        yield Warn("parents", "medium", message)
+        said = f"A from {parents[0]}, B from {parents[1]} (0: selected from its own statistics)"
+        yield Warn("parents", "medium", f"masks made from other runs: {said}")
 
 
 _USED: tuple[tuple[str, Severity, str, Callable[[CalibrationEntry], Any]], ...] = (

@@ -4,7 +4,8 @@ Masks are read one tensor at a time; no torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
 from math import prod
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,17 @@ from mathneuro_export.talk import Talk
 
 EXPERTS = "experts"
 Value = TypeVar("Value")
+Side = tuple[Input, Base | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is known of each tensor by A's name; it fills up tensor by tensor."""
+
+    tensors: dict[str, Comparison] = field(default_factory=dict)
+    experts: dict[str, Comparison] = field(default_factory=dict)
+    halves: tuple[dict[str, Comparison], dict[str, Comparison]] = field(default_factory=lambda: ({}, {}))
+    changes: dict[str, Changes] = field(default_factory=dict)
 
 
 def diff(
@@ -38,7 +50,7 @@ def diff(
 
     Args:
         inputs: RUNs, OUTs or paths of a manifest.
-        base_a: the first one's source, for its noise ceiling, for its masks where the RUN holds none, and for `weights`.
+        base_a: the first one's source, for its noise ceiling, `weights`, and its masks where the RUN holds none.
         base_b: the second one's.
         weights: compare the values of the two bases too.
         strict: fail on a warning.
@@ -68,9 +80,6 @@ def diff(
     return Report(tuple(_pair(a, b, weights, strict, talk) for a, b in combinations(sides, 2)), tuple(opened))
 
 
-Side = tuple[Input, Base | None]
-
-
 def _pair(a: Side, b: Side, weights: bool, strict: bool, talk: Talk) -> Diff:
     pairs = pair_names(list(a[0].tensors), list(b[0].tensors))
     alike = [(x, y) for x, y in pairs.paired if a[0].tensors[x].shape == b[0].tensors[y].shape]
@@ -93,22 +102,12 @@ def _pair(a: Side, b: Side, weights: bool, strict: bool, talk: Talk) -> Diff:
 
     layers = {name: str(layer) for name, layer in layers_of([x for x, _ in alike]).items() if layer is not None}
     kinds = {x: group_of(x, a[0].tensors[x].shape) for x, _ in alike}
-    tensors: dict[str, Comparison] = {}
-    experts: dict[str, Comparison] = {}
-    changes: dict[str, Changes] = {}
-    halves: tuple[dict[str, Comparison], dict[str, Comparison]] = ({}, {})
+    found = _Found()
     with talk.bar("compare", sum(prod(a[0].tensors[x].shape) for x, _ in alike), " weights") as advance:
         for x, y in alike:
-            masks = mask_of(*a, x), mask_of(*b, y)
-            tensors[x] = compare(*masks)
-            experts.update(_slices(x, a[0].tensors[x].shape, masks))
-            for (_, base), name, half in zip((a, b), (x, y), halves, strict=True):
-                if base is not None and _ceiling_reason(base) is None:
-                    half[x] = compare(select_again(base, name, 0), select_again(base, name, 1))
-            if weights and a[1] is not None and b[1] is not None:
-                values = (weight(a[1], x), a[0].tensors[x].dtype), (weight(b[1], y), b[0].tensors[y].dtype)
-                changes[x] = change_of(x, *values, masks)
+            _compare(found, (a, b), (x, y), weights)
             advance(prod(a[0].tensors[x].shape))
+    ceilings = [_grouped(half, layers, kinds, total) if half else None for half in found.halves]
     return Diff(
         a=a[0],
         b=b[0],
@@ -117,19 +116,34 @@ def _pair(a: Side, b: Side, weights: bool, strict: bool, talk: Talk) -> Diff:
         only_in_a=tuple(sorted([*pairs.only_a, *(shape.a for shape in other)])),
         only_in_b=tuple(sorted([*pairs.only_b, *(shape.b for shape in other)])),
         other_shape=tuple(other),
-        masks=_grouped(tensors, layers, kinds, total),
-        experts=experts,
-        cells={layer: _sums(tensors, kinds, total, of) for layer, of in _members(layers).items()},
-        ceiling_a=_grouped(halves[0], layers, kinds, total) if halves[0] else None,
-        ceiling_b=_grouped(halves[1], layers, kinds, total) if halves[1] else None,
-        changes=_grouped(changes, layers, kinds, total_changes) if changes else None,
+        masks=_grouped(found.tensors, layers, kinds, total),
+        experts=found.experts,
+        cells={layer: _sums(found.tensors, kinds, total, of) for layer, of in _members(layers).items()},
+        ceiling_a=ceilings[0],
+        ceiling_b=ceilings[1],
+        changes=_grouped(found.changes, layers, kinds, total_changes) if found.changes else None,
     )
+
+
+def _compare(found: _Found, sides: tuple[Side, Side], names: tuple[str, str], weights: bool) -> None:
+    """Compare one tensor, whose names in A and B are given."""
+    (a, base_a), (b, base_b) = sides
+    x, y = names
+    masks = mask_of(a, base_a, x), mask_of(b, base_b, y)
+    found.tensors[x] = compare(*masks)
+    found.experts.update(_slices(x, a.tensors[x].shape, masks))
+    for base, name, half in ((base_a, x, found.halves[0]), (base_b, y, found.halves[1])):
+        if base is not None and _ceiling_reason(base) is None:
+            half[x] = compare(select_again(base, name, 0), select_again(base, name, 1))
+    if weights and base_a is not None and base_b is not None:
+        values = (weight(base_a, x), a.tensors[x].dtype), (weight(base_b, y), b.tensors[y].dtype)
+        found.changes[x] = change_of(x, *values, masks)
 
 
 def group_of(name: str, shape: Sequence[int]) -> str:
     """The kind of module a target counts with; the matrices of experts, fused or one by one, are one kind."""
     parts = name.split(".")
-    single = any(part == EXPERTS and after.isdecimal() for part, after in zip(parts, parts[1:], strict=False))
+    single = any(part == EXPERTS and after.isdecimal() for part, after in pairwise(parts))
     return EXPERTS if single or len(shape) == 3 else kind_of(name)
 
 

@@ -14,7 +14,6 @@ from mathneuro_export.checkpoint.rewrite import digest_file
 from mathneuro_export.checkpoint.source import Source, open_source
 from mathneuro_export.errors import Error
 from mathneuro_export.export.diff_input import Input, check_digest, no_masks
-from mathneuro_export.export.manifest import TensorEntry
 from mathneuro_export.export.run import corpus_order
 from mathneuro_export.masks.mask import Mask, join_masks, rows_cols
 from mathneuro_export.masks.select import select
@@ -100,13 +99,18 @@ def select_again(base: Base, name: str, half: int | None) -> Mask:
         Error: no or damaged statistics, or bad weights.
     """
     entry, selection = base.item.tensors[name], base.item.manifest.selection
+    masked = entry.count.masked if isinstance(entry.count.masked, list) else [entry.count.masked]
+    fused = len(entry.shape) == 3
+    if len(entry.shape) not in (2, 3) or len(masked) != (entry.shape[0] if fused else 1) or not masked:
+        raise Error(
+            f"{base.item.spec}: {quote(name)}: count {masked} does not fit shape {entry.shape}; make the RUN anew"
+        )
     matrix = weight(base, name)
     sums = [_sums(base, corpus, name, half) for corpus in sorted(base.item.manifest.calibration, key=corpus_order)]
-    fused = len(entry.shape) == 3
     rows = entry.shape[-2]
     masks = []
-    for expert, masked in enumerate(_masked(entry)):
-        if masked == 0 and fused:
+    for expert, count in enumerate(masked):
+        if count == 0 and fused:
             masks.append(Mask.empty(rows, matrix.shape[1]))
             continue
         chosen = select(
@@ -124,10 +128,6 @@ def select_again(base: Base, name: str, half: int | None) -> Mask:
     return join_masks(masks)
 
 
-def _masked(entry: TensorEntry) -> list[int]:
-    return entry.count.masked if isinstance(entry.count.masked, list) else [entry.count.masked]
-
-
 def _sums(base: Base, corpus: str, name: str, half: int | None) -> NDArray[np.float32]:
     """The statistic over the blocks of one half, or over all: float32 [E, in], E = 1 for a matrix."""
     item = base.item
@@ -140,8 +140,8 @@ def _sums(base: Base, corpus: str, name: str, half: int | None) -> NDArray[np.fl
     if base.statistics is None or info is None or info.dtype != "F32" or info.shape != shape:
         found = "missing" if info is None else f"{info.dtype} {list(info.shape)}"
         raise Error(
-            f"{item.spec}: statistic {quote(stored)} is {found}, expected F32 {list(shape)}; fetch the whole RUN or identify"
-            " again"
+            f"{item.spec}: statistic {quote(stored)} is {found}, expected F32 {list(shape)}; fetch the whole RUN or"
+            " identify again"
         )
     total = np.zeros((experts, length), np.float64)
     for block in _half(map_tensor(base.statistics, info).reshape(blocks, experts, length), half):

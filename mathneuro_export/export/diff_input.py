@@ -70,8 +70,8 @@ def check_digest(item: Input, name: str, mask: Mask) -> None:
     wanted = item.tensors[name].mask
     if mask.digest != wanted:
         raise Error(
-            f"{item.spec}: the mask of {quote(name)} has digest {mask.digest}, its manifest says {wanted}; the masks are"
-            " damaged or another run's, run `mathneuro-export verify` on it"
+            f"{item.spec}: the mask of {quote(name)} has digest {mask.digest}, its manifest says {wanted}; the masks"
+            " are damaged or another run's, run `mathneuro-export verify` on it"
         )
 
 
@@ -79,8 +79,8 @@ def open_any(spec: str | Path) -> Input:
     """Open a RUN, an OUT, or the path of a manifest with the masks beside it.
 
     Raises:
-        Error: nothing of the kind is there, the manifest is damaged, of another schema, or differs from its own digest, or
-            the masks are those of other targets.
+        Error: nothing of the kind is there, the manifest is damaged, of another schema, or differs from its own
+            digest, or the masks are those of other targets.
     """
     path, said = Path(spec), str(spec)
     manifest_path = _locate(path, said)
@@ -88,8 +88,8 @@ def open_any(spec: str | Path) -> Input:
     manifest = parse(document, f"{said}: {manifest_path.name}")
     if digest_of(document) != manifest.digest:
         raise Error(
-            f"{said}: {manifest_path.name} differs from its own digest, so it was changed after it was written; make the"
-            " RUN anew"
+            f"{said}: {manifest_path.name} differs from its own digest, so it was changed after it was written; make"
+            " the RUN anew"
         )
     if not manifest.tensors:
         raise Error(f"{said}: {manifest_path.name} names no target, expected at least one; make the RUN anew")
@@ -121,6 +121,6 @@ def _check_names(said: str, manifest: Manifest, masks: MaskFile) -> None:
         name = min(differ)
         where = "no mask" if name in manifest.tensors else "a mask and no target"
         raise Error(
-            f"{said}: {quote(name)} has {where} ({len(differ)} such names): {_MASKS} and manifest are of different runs;"
-            " restore both from the same RUN"
+            f"{said}: {quote(name)} has {where} ({len(differ)} such names): {_MASKS} and manifest are of different"
+            " runs; restore both from the same RUN"
         )

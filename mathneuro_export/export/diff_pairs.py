@@ -10,7 +10,7 @@ _MOST_PARTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Names of the first run that begin with `a` are those of the second that begin with `b`; `tensors` were paired so."""
+    """Names of the first run that begin with `a` are those of the second with `b` instead; `tensors` were paired so."""
 
     a: str
     b: str
@@ -28,7 +28,7 @@ class Pairs:
 
 
 def pair_names(a: Sequence[str], b: Sequence[str]) -> Pairs:
-    """Pair equal names; then those that are equal but for one prefix on each side, the pair of prefixes that most names share.
+    """Pair equal names; then those that are equal but for a prefix on each side: the two prefixes that fit most names.
 
     A prefix ends before the first part that is a number, so that layers and experts keep theirs.
     """

@@ -32,11 +32,12 @@ def check_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise Error("--plot: needs matplotlib, which is not installed; run `pip install 'mathneuro-export[plot]'`") from None
+        command = "pip install 'mathneuro-export[plot]'"
+        raise Error(f"--plot: needs matplotlib, which is not installed; run `{command}`") from None
 
 
 def write_plot(report: Report, path: Path) -> None:
-    """Draw layers x kinds, or of three or more inputs the pairwise matrix; the suffix, one of `FORMATS`, chooses the form.
+    """Draw layers x kinds, or of three or more inputs the pairwise matrix; the suffix (of `FORMATS`) is the form.
 
     Raises:
         Error: matplotlib is missing, or the file cannot be written.
@@ -44,7 +45,7 @@ def write_plot(report: Report, path: Path) -> None:
     check_matplotlib()
     import matplotlib
 
-    settings = {"svg.hashsalt": "mathneuro-export", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
+    settings: Any = {"svg.hashsalt": "mathneuro-export", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure = _pair_figure(report) if len(report.inputs) == 2 else _matrix_figure(report)
@@ -91,7 +92,9 @@ def _matrix_figure(report: Report) -> "Figure":
     return figure
 
 
-def _heatmap(values: list[list[float | None]], columns: list[str], lines: list[str], title: str) -> "tuple[Figure, Axes]":
+def _heatmap(
+    values: list[list[float | None]], columns: list[str], lines: list[str], title: str
+) -> "tuple[Figure, Axes]":
     from matplotlib.figure import Figure
 
     known = [value for line in values for value in line if value is not None]
@@ -118,6 +121,6 @@ def _heatmap(values: list[list[float | None]], columns: list[str], lines: list[s
                 ink = "white" if value < 0.45 * top else "black"
                 axes.text(j, i, f"{value:.2f}".replace("0.", ".", 1), ha="center", va="center", color=ink, fontsize=7)
     bar = figure.colorbar(image, ax=axes, pad=0.01)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.set_label("Jaccard")
     return figure, axes

@@ -25,7 +25,7 @@ class OtherShape:
 
 @dataclass(frozen=True, slots=True)
 class Grouped(Generic[Value]):
-    """One value over everything, by layer (in order; what is in none is left out), by kind of module, by tensor (A's names)."""
+    """A value overall, by layer (in order; what is in none is left out), kind of module and tensor (A's names)."""
 
     overall: Value
     layers: Mapping[str, Value]

@@ -4,10 +4,10 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mathneuro_export.export.diff_input import Input
-from mathneuro_export.export.diff_report import Diff, Report
+from mathneuro_export.export.diff_report import Diff, Grouped, Report
 from mathneuro_export.export.diff_weights import PARTS, Changes
 from mathneuro_export.masks.compare import FIELDS, Comparison
 
@@ -38,13 +38,13 @@ def rows(diff: Diff) -> Iterator[Row]:
 
 
 def _beside(diff: Diff, group: str | None, name: str) -> tuple[float | None, float | None, Changes | None]:
-    halves = [
-        None if of is None else of.overall if group is None else getattr(of, group).get(name)
-        for of in (diff.ceiling_a, diff.ceiling_b)
-    ]
-    values = diff.changes
-    changes = None if values is None else values.overall if group is None else getattr(values, group).get(name)
-    return *(None if half is None else half.jaccard for half in halves), changes  # type: ignore[return-value]
+    half_a, half_b, changes = (_of(value, group, name) for value in (diff.ceiling_a, diff.ceiling_b, diff.changes))
+    return half_a.jaccard if half_a else None, half_b.jaccard if half_b else None, changes
+
+
+def _of(values: Grouped[Any] | None, group: str | None, name: str) -> Any:
+    """One value of a group (`kinds`, `layers`, `tensors`), the overall one where that is None."""
+    return None if values is None else values.overall if group is None else getattr(values, group).get(name)
 
 
 def csv_text(report: Report) -> str:
@@ -79,7 +79,7 @@ def shown(text: str) -> str:
 
 
 def labels(inputs: Sequence[Input]) -> list[str]:
-    """What a page or plot calls the inputs: the last parts of their paths, as many as tell them apart, never the whole."""
+    """What a page or plot calls the inputs: as many of the last parts of their paths as tell them apart."""
     paths = [PurePath(item.spec) for item in inputs]
     parts = [(path.parent if path.suffix == ".json" else path).parts or (".",) for path in paths]
     for count in range(1, max(map(len, parts)) + 1):

@@ -1,6 +1,7 @@
 """What `diff` found, as text for people."""
 
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 
 from mathneuro_export.export.diff_input import Input
 from mathneuro_export.export.diff_report import Diff, Report
@@ -8,8 +9,9 @@ from mathneuro_export.export.diff_rows import Row, rows, shown
 
 _HEAD = ("size A", "size B", "both", "Jaccard", "chance", "times", "overlap", "A in B", "B in A")
 MEANING = (
-    "Jaccard: both / (A or B); chance: its value for random masks of these sizes in each tensor; times: Jaccard / chance;"
-    " overlap: both / the smaller; half A, half B: the first half of a run's blocks against the second, the noise ceiling."
+    "Jaccard: both / (A or B). Chance: its value for random masks of these sizes in each tensor. Times: Jaccard /"
+    " chance. Overlap: both / the smaller. Halves: a run's first half of the blocks against its second, the noise"
+    " ceiling."
 )
 
 
@@ -19,7 +21,7 @@ def diff_text(report: Report) -> str:
     if len(report.inputs) > 2:
         blocks.append(_matrix(report, "jaccard", "Jaccard"))
         blocks.append(_matrix(report, "ratio_to_chance", "times chance"))
-    blocks.append(MEANING)
+    blocks.append(fill(MEANING, 110))
     return "\n\n".join(blocks)
 
 
@@ -59,14 +61,17 @@ def _pair(diff: Diff) -> Iterator[str]:
     yield _table(diff)
     for side, names in (("A", diff.only_in_a), ("B", diff.only_in_b)):
         if names:
-            listed = [f"only in {side}, or of another shape, {len(names)}:", *(f"  {shown(name)}" for name in names[:20])]
+            listed = [
+                f"only in {side}, or of another shape, {len(names)}:",
+                *(f"  {shown(name)}" for name in names[:20]),
+            ]
             yield "\n".join([*listed, *(["  ... (--json lists all)"] if len(names) > 20 else [])])
     if diff.changes:
         yield _changes(diff)
 
 
 def _table(diff: Diff) -> str:
-    ceilings = [("half A", diff.ceiling_a), ("half B", diff.ceiling_b)]
+    ceilings = [("halves A", diff.ceiling_a), ("halves B", diff.ceiling_b)]
     head = ["", *_HEAD, *(name for name, ceiling in ceilings if ceiling)]
     lines: list[list[str]] = []
     level = "overall"
@@ -99,7 +104,9 @@ def _changes(diff: Diff) -> str:
         if row.changes and row.level in ("overall", "kind", "layer"):
             shares = [part.relative_change for part in (row.changes.in_a, row.changes.in_b, row.changes.outside)]
             lines.append([_title(row), *(number(share, ".4g") for share in shares), number(row.changes.ratio, ".3g")])
-    note = "Masked weights are large by selection, which alone lowers their relative change: compare with a wanda-matched control."
+    note = (
+        "Masked weights are large by selection, which alone lowers their change: see a wanda-matched control beside it."
+    )
     return "\n".join([*_aligned(lines), note])
 
 

@@ -74,9 +74,10 @@ def change_of(name: str, a: tuple[NDArray[Any], str], b: tuple[NDArray[Any], str
     for row in range(0, rows, step):
         end = min(rows, row + step)
         value = widen(a[0][row:end], a[1]).astype(np.float64)
-        change = widen(b[0][row:end], b[1]).astype(np.float64) - value
+        change = widen(b[0][row:end], b[1]).astype(np.float64)
         if not (np.isfinite(value).all() and np.isfinite(change).all()):
             raise Error(f"{quote(name)}: holds NaN or an infinity in rows {row} to {end - 1}; repair the checkpoint")
+        change -= value
         held = [_held(mask, row, end) for mask in masks]
         sets = (held[0], held[1], ~(held[0] | held[1]))
         for part, chosen in zip(PARTS, sets, strict=True):

@@ -12,7 +12,7 @@ from mathneuro_export.masks.mask import Mask
 
 @dataclass(slots=True)
 class Tally:
-    """What an editor did: elements whose bytes changed, per row of `count` equal groups of rows (1 but for experts)."""
+    """What an editor did: `changed` counts the elements whose bytes differ after rounding."""
 
     changed: int = 0
 
@@ -21,7 +21,7 @@ def make_editor(name: str, mask: Mask, dtype: str, factor: float, tally: Tally) 
     """An editor of raw rows [r, cols] that multiplies the masked elements and counts what changed.
 
     Raises (from the editor):
-        Error: a finite weight would become infinite in `dtype`.
+        Error: a masked weight is not finite, or would not be in `dtype`.
     """
     multiplier = np.float32(factor)
 
@@ -31,12 +31,16 @@ def make_editor(name: str, mask: Mask, dtype: str, factor: float, tally: Tally) 
         flat = np.repeat(np.arange(len(rows), dtype=np.int64) * mask.cols, np.diff(bounds)) + columns
         elements = rows.reshape(-1)
         before = elements[flat]
-        with np.errstate(over="ignore"):
-            after = narrow(widen(before, dtype) * multiplier, dtype)
-        if not np.isfinite(widen(after, dtype)).all():
+        values = widen(before, dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            after = narrow(values * multiplier, dtype)
+        finite = np.isfinite(widen(after, dtype))
+        if not finite.all():
+            value = float(values[np.argmin(finite)])
+            if not np.isfinite(value):
+                raise Error(f"{name}: holds {value}, expected finite weights; repair or download the checkpoint again")
             raise Error(
-                f"{name}: factor {factor:g} overflows {dtype} in this tensor; nothing is kept of the output, "
-                "choose a smaller --factor"
+                f"{name}: --factor {factor:g} makes {value:g} overflow {dtype}; nothing is kept; choose a smaller one"
             )
         bits = np.dtype(f"u{elements.itemsize}")
         tally.changed += int(np.count_nonzero(before.view(bits) != after.view(bits)))

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import mathneuro_export
-from mathneuro_export.checkpoint.durable import Digest, copy_file, write_bytes
+from mathneuro_export.checkpoint.durable import Digest, copy_file, fsync_folder, write_bytes
 from mathneuro_export.checkpoint.journal import Journal
+from mathneuro_export.checkpoint.rewrite import digest_file
 from mathneuro_export.checkpoint.source import Source
-from mathneuro_export.errors import Error
 from mathneuro_export.export.card import build_card
 from mathneuro_export.export.manifest import seal
-from mathneuro_export.export.work import OUT, RUN, Layout
-
-LAST = ("config.json",)
+from mathneuro_export.export.work import OUT, RUN, WORK, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def write_run(
     journal: Journal,
 ) -> dict[str, Any]:
     """Write the manifest of a RUN, its marker; returns the document."""
-    source_files = {name: entry(hash_source(source, name)) for name in unhashed(source)}
+    source_files = {name: entry(digest_file(source.folder / name)) for name in unhashed(source)}
     document = _document(
         source, facts, records, source_files, {name: entry(d) for name, d in files.items()}, left_out=False
     )
@@ -77,47 +75,39 @@ def write_output(
 ) -> dict[str, Any]:
     """Carry the other files of the source, write card, manifest, index and, last, config.json; returns the document.
 
-    Raises:
-        Error: a file of the source changed while it was read.
+    Index and config are copied into the work folder first and take their places when all else is there.
     """
     source_files: dict[str, dict[str, Any]] = {}
     output = {name: entry(digest) for name, digest in files.items()}
     for record in records:
         output[record["file"]] = record["written"]
-    last = [name for name in (source.index, *LAST) if name]
+    last = [name for name in (source.index, OUT.marker) if name]
     readme = None
     for name in unhashed(source):
         if name == "README.md":
             readme = (source.folder / name).read_bytes()
             source_files[name] = {"size": len(readme), "sha256": hashlib.sha256(readme).hexdigest()}
-        elif name in last:
-            source_files[name] = output[name] = entry(hash_source(source, name))
         else:
-            source_files[name] = output[name] = entry(copy_file(source.folder / name, folder / name))
+            target = folder / WORK / name if name in last else folder / name
+            source_files[name] = output[name] = entry(copy_file(source.folder / name, target))
     document = _document(source, facts, records, source_files, {}, left_out=True)
     card, notes = build_card(source, document, readme.decode("utf-8", "replace") if readme is not None else None)
     document["warnings"] = [*document["warnings"], *notes]
-    write_bytes(folder / "README.md", card.encode())
-    output["README.md"] = {"size": len(card.encode()), "sha256": hashlib.sha256(card.encode()).hexdigest()}
+    page = card.encode()
+    write_bytes(folder / "README.md", page)
+    output["README.md"] = {"size": len(page), "sha256": hashlib.sha256(page).hexdigest()}
     document["output"] = dict(sorted(output.items()))
     write_bytes(folder / OUT.manifest, seal(document))
     journal.record("finishing", {})
     for name in last:
-        if entry(copy_file(source.folder / name, folder / name)) != output[name]:
-            raise Error(f"{name}: changed in the source while it was read; run the command again")
+        (folder / WORK / name).replace(folder / name)
+        fsync_folder(folder)
     return document
 
 
 def unhashed(source: Source) -> list[str]:
     """Files of the source that no pass over the shards has read, sorted."""
     return sorted({*source.carried, *([source.index] if source.index else [])})
-
-
-def hash_source(source: Source, name: str) -> Digest:
-    """Digest of one file of the source."""
-    from mathneuro_export.checkpoint.rewrite import digest_file
-
-    return digest_file(source.folder / name)
 
 
 def entry(digest: Digest) -> dict[str, Any]:

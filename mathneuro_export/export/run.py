@@ -44,7 +44,7 @@ def open_run(path: str | Path) -> Run:
     manifest = parse(document, f"{path}: manifest.json")
     if digest_of(document) != manifest.digest:
         raise Error(
-            f"{path}: manifest.json differs from its own digest, so it was changed after it was written; make the RUN anew"
+            f"{path}: manifest.json differs from its own digest, so it was edited by hand or damaged; make the RUN anew"
         )
     statistics, masks = folder / layout.statistics, folder / layout.masks
     if not statistics.is_file():

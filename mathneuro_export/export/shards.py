@@ -5,6 +5,7 @@ Every pass is journaled under the shard's name, so that a killed command repeats
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error
 from mathneuro_export.export.edit import Tally, make_editor
 from mathneuro_export.masks.mask import Mask
-from mathneuro_export.masks.maskfile import MaskFile, write_masks
+from mathneuro_export.masks.maskfile import MaskEntry, MaskFile, write_masks
 from mathneuro_export.masks.select import select
 from mathneuro_export.masks.spool import MaskSpool
 from mathneuro_export.models.targets import Target
@@ -124,11 +125,20 @@ def pass_shards(
     wanted = {target.name: target for target in targets}
     for number, (file, header) in enumerate(source.shards.items()):
         record = journal.get(f"shard:{file}")
-        if record is None:
+        if record is None or not _is_there(record, output):
             record = _one_shard(header, file, wanted, make, MaskSpool(work, f"masks-{number}"), factor, output)
             journal.record(f"shard:{file}", record)
         progress(header.file_size)
         yield record
+
+
+def _is_there(record: dict[str, Any], output: Path | None) -> bool:
+    """Whether what a killed process recorded still stands; an abandonment that was cut short removed some of it."""
+    if output is None:
+        return True
+    path = output / str(record["file"])
+    size: int = record["written"]["size"]
+    return path.is_file() and path.stat().st_size == size
 
 
 def _one_shard(
@@ -172,16 +182,11 @@ def _one_shard(
 
 def assemble_masks(path: Path, work: Path, records: Sequence[dict[str, Any]]) -> Digest:
     """Write masks.safetensors from the spools of the shards, sorted by name, one mask in memory at a time."""
-    parts = []
+    masks: list[MaskEntry] = []
     for number, record in enumerate(records):
         spool = MaskSpool(work, f"masks-{number}")
         for name, entry in record["tensors"].items():
-            parts.append((name, spool, entry["spool"]))
-    parts.sort(key=lambda part: part[0])
-    return write_masks(
-        path,
-        [
-            (name, spooled["rows"], spooled["cols"], spooled["nnz"], lambda s=spool, r=spooled: s.read(r))
-            for name, spool, spooled in parts
-        ],
-    )
+            put = entry["spool"]
+            masks.append(MaskEntry(name, put["rows"], put["cols"], put["nnz"], partial(spool.read, put)))
+    masks.sort(key=lambda mask: mask.name)
+    return write_masks(path, masks)

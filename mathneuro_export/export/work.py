@@ -1,23 +1,25 @@
 """An output folder from begin to end: what may be replaced, the journal of unfinished work, and what is removed.
 
-A folder is complete when its *marker* exists: `config.json` of an OUT, `manifest.json` of a RUN. The journal and the work
-files lie under `.cache/mathneuro-export`, which neither a server nor `verify` looks at, and go when the marker is there.
+A folder is complete when its *marker* exists: `config.json` of an OUT, `manifest.json` of a RUN. The journal and the
+work files lie under `.cache/mathneuro-export`, which neither a server nor `verify` looks at, and go when it is there.
 """
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mathneuro_export.checkpoint.durable import fsync_folder, is_temporary, make_folder
-from mathneuro_export.checkpoint.journal import Journal, read_fingerprint
+from mathneuro_export.checkpoint.journal import Journal, read_journal
 from mathneuro_export.checkpoint.output import check_output, files_below
-from mathneuro_export.errors import Error, UsageError
+from mathneuro_export.errors import Error, ResourceError, UsageError
 from mathneuro_export.export.manifest import read_document
 
 WORK = ".cache/mathneuro-export"
 EXEMPT = (".git/", ".cache/")
+_JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +71,62 @@ def begin(
     Raises:
         UsageError: the folder is the source's, holds other files, is complete and `overwrite` is not set, or holds
             unfinished work of another fingerprint.
+        ResourceError: the disk is full.
+        Error: the journal of unfinished work is damaged and neither `overwrite` nor `resume` false is given.
     """
     check_output(folder, source)
-    path = folder / WORK / "journal.jsonl"
-    if path.is_file():
-        same = read_fingerprint(path) == fingerprint
-        if resume and (same or not overwrite):
-            journal = Journal.open(path, fingerprint, resume=True)
-            _clear(folder, layout, journal)
+    path = folder / WORK / _JOURNAL
+    names = sorted(planned, key=lambda name: (name != layout.marker, name))
+    known: list[str] = []
+    existed = folder.is_dir()
+    if path.is_file() and path.stat().st_size:
+        found, records = read_journal(path, salvage=overwrite or not resume)
+        files = records.get("files", {"planned": names, "clear": names, "existed": existed})
+        known, existed = [*files["planned"], *files["clear"]], files["existed"]
+        if resume and (found == fingerprint or not overwrite):
+            journal = Journal.open(path, fingerprint, resume=True, records={"files": files})
+            with _closed_on_error(journal):
+                _present(folder, layout, known)
+                if journal.get("files") is None:
+                    journal.record("files", files)
+                _clear(folder, layout, journal)
             return journal
-        listed = _journaled(path)
     elif (folder / layout.manifest).is_file():
         if not overwrite:
             raise UsageError(f"{folder}: holds a finished output; give --overwrite to replace it, or another -o")
-        listed = []
-    elif folder.is_dir() and any(not is_exempt(name) for name in files_below(folder)):
+    elif existed and any(not is_exempt(name) for name in files_below(folder)):
         raise UsageError(f"{folder}: not empty, and nothing in it says that this tool wrote it; give another -o")
-    else:
-        listed = []
-    old = _removable(folder, layout, listed)
+    old = _present(folder, layout, known)
     before(sum((folder / name).lstat().st_size for name in old))
-    make_folder(path.parent)
-    journal = Journal.open(path, fingerprint, resume=False)
-    journal.record("files", {"planned": sorted(planned), "clear": old})
-    _clear(folder, layout, journal)
+    record = {"planned": names, "clear": old, "existed": existed}
+    try:
+        make_folder(path.parent)
+        journal = Journal.open(path, fingerprint, resume=False, records={"files": record})
+    except BaseException:
+        _drop_work(folder, existed)
+        raise
+    with _closed_on_error(journal):
+        _empty_work(folder)
+        _clear(folder, layout, journal)
     return journal
+
+
+@contextmanager
+def working(folder: Path, journal: Journal) -> Iterator[None]:
+    """Work on an output: at the end its journal goes; an error that another try cannot mend removes all it wrote.
+
+    What another try can mend (a full disk, an interruption, the system's refusal to read or write) leaves the journal.
+    """
+    with _closed_on_error(journal):
+        try:
+            yield
+        except ResourceError:
+            raise
+        except Error as error:
+            if not isinstance(error.__cause__, OSError):
+                abandon(folder, journal)
+            raise
+        finish(folder, journal)
 
 
 def is_finished(folder: Path, layout: Layout, journal: Journal) -> bool:
@@ -102,53 +135,56 @@ def is_finished(folder: Path, layout: Layout, journal: Journal) -> bool:
 
 
 def finish(folder: Path, journal: Journal) -> None:
-    """Remove the journal and the work files."""
+    """Remove the work files and, last of them, the journal."""
+    _empty_work(folder)
     journal.close()
-    shutil.rmtree(folder / WORK)
-    cache = folder / ".cache"
-    if not any(cache.iterdir()):
-        cache.rmdir()
+    (folder / WORK / _JOURNAL).unlink(missing_ok=True)
+    _drop_work(folder, existed=True)
     fsync_folder(folder)
 
 
-def abandon(folder: Path, journal: Journal, *, keep_folder: bool) -> None:
-    """Remove everything this work wrote, and the folder too unless it is to be kept or holds something else."""
-    record = journal.get("files") or {"planned": []}
-    _remove(folder, record["planned"])
+def abandon(folder: Path, journal: Journal, *, keep_folder: bool = True) -> None:
+    """Remove everything this work wrote, and the folder too if the work made it and nothing else is in it."""
+    files = journal.get("files")
+    _remove(folder, files["planned"])
     finish(folder, journal)
-    if not keep_folder and not any(folder.iterdir()):
-        folder.rmdir()
+    if not (keep_folder and files["existed"]):
+        with suppress(OSError):
+            folder.rmdir()
 
 
-def _journaled(path: Path) -> list[str]:
-    fingerprint = read_fingerprint(path)
-    journal = Journal.open(path, fingerprint, resume=True)
-    record = journal.get("files") or {}
-    journal.close()
-    return [*record.get("planned", []), *record.get("clear", [])]
+@contextmanager
+def _closed_on_error(journal: Journal) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        journal.close()
+        raise
 
 
-def _removable(folder: Path, layout: Layout, journaled: list[str]) -> list[str]:
-    """The files in the way, all of them known; refuses if one is not."""
+def _present(folder: Path, layout: Layout, journaled: list[str]) -> list[str]:
+    """The files in the folder, all of them this tool's; refuses if one is not."""
     known = set(journaled)
     if (folder / layout.manifest).is_file():
+        known.add(layout.manifest)
         try:
-            known |= {layout.manifest, *map(str, read_document(folder / layout.manifest).get("output", {}))}
+            known |= set(map(str, read_document(folder / layout.manifest).get("output", {})))
         except Error as error:
-            raise UsageError(f"{folder}: --overwrite cannot tell what to replace ({error}); give another -o") from None
+            if not journaled:
+                raise UsageError(f"{folder}: cannot tell what to replace ({error}); give another -o") from None
     present = [name for name in files_below(folder) if not is_exempt(name)] if folder.is_dir() else []
     other = [name for name in present if name not in known and not is_temporary(name.rpartition("/")[2])]
     if other:
+        count = f"{len(other)} such file{'s' if len(other) != 1 else ''}"
         raise UsageError(
-            f"{folder}: {other[0]} is in the way and not this tool's ({len(other)} such files); move it or give another -o"
+            f"{folder}: {other[0]} is in the way and not this tool's ({count}); move it or give another -o"
         )
     return present
 
 
 def _clear(folder: Path, layout: Layout, journal: Journal) -> None:
     if journal.get("cleared") is None:
-        old = (journal.get("files") or {}).get("clear", [])
-        _remove(folder, sorted(old, key=lambda name: name != layout.marker))
+        _remove(folder, sorted(journal.get("files")["clear"], key=lambda name: name != layout.marker))
         journal.record("cleared", {})
 
 
@@ -159,5 +195,21 @@ def _remove(folder: Path, names: Iterable[str]) -> None:
         if number == 0:
             fsync_folder(folder)
     for below in sorted((p for p in folder.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
-        if not str(below.relative_to(folder).as_posix() + "/").startswith(EXEMPT) and not any(below.iterdir()):
+        if not f"{below.relative_to(folder).as_posix()}/".startswith(EXEMPT) and not any(below.iterdir()):
             below.rmdir()
+
+
+def _empty_work(folder: Path) -> None:
+    """Remove all work files but the journal."""
+    for path in (folder / WORK).iterdir():
+        if path.name != _JOURNAL:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _drop_work(folder: Path, existed: bool) -> None:
+    """Remove the work folder and the folder above it where they are empty, and `folder` unless it existed."""
+    with suppress(OSError):
+        (folder / WORK).rmdir()
+        (folder / WORK).parent.rmdir()
+        if not existed:
+            folder.rmdir()

@@ -27,7 +27,9 @@ def _distinct(generator: np.random.Generator, numel: int, count: int) -> npt.NDA
     chosen: npt.NDArray[Any] = np.empty(0, dtype=dtype)
     while chosen.size < count:
         drawn = generator.integers(0, numel, size=count - chosen.size, dtype=dtype)
-        chosen = np.unique(np.concatenate((chosen, drawn)))
+        chosen = np.concatenate((chosen, drawn))
+        chosen.sort()
+        chosen = chosen[np.append(True, chosen[1:] != chosen[:-1])]
     return chosen
 
 

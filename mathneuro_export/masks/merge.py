@@ -13,7 +13,7 @@ OPERATIONS = ("and", "or", "minus", "majority")
 
 
 def merge(masks: Sequence[Mask], operation: str) -> Mask:
-    """The weights in all of the masks (`and`), in any (`or`), in the first alone (`minus`), in more than half (`majority`).
+    """The weights in all masks (`and`), in any (`or`), in the first alone (`minus`), in more than half (`majority`).
 
     Beside the masks and the result some 30 MB are taken.
 
@@ -43,7 +43,8 @@ def _kept(block: Block, operation: str) -> Positions:
         held[positions] += 1
     if operation == "minus":
         first = block.positions[0]
-        return first[held[first] == 1]
+        alone: Positions = first[held[first] == 1]
+        return alone
     count = len(block.positions)
     least = {"and": count, "or": 1, "majority": count // 2 + 1}[operation]
     return np.flatnonzero(held >= least)

@@ -28,14 +28,19 @@ def top(score: Array, k: int) -> Array:
 
 def expected(
     raw: Array, dtype: str, vectors: list[Array], axis: int, proportion: float, control: str | None = None
-) -> tuple[list[int], list[float | None], list[int]]:
-    """The masked flat indices, the thresholds and the sizes of the tops."""
+) -> tuple[Array, list[float | None], list[int]]:
+    """The masked flat indices, ascending, the thresholds and the sizes of the tops."""
     k = int(proportion * raw.size)
     all_scores = [scores(raw, dtype, vector, axis) for vector in vectors]
     tops = [top(score, k) for score in all_scores]
-    math, general = set(tops[0].tolist()), set().union(*(t.tolist() for t in tops[1:]))
-    chosen = {None: math - general, "wanda": math, "mirror": general - math}.get(control, set())
+    math, general = np.zeros(raw.size, bool), np.zeros(raw.size, bool)
+    math[tops[0]] = True
+    for t in tops[1:]:
+        general[t] = True
     if control == "wanda-matched":
-        chosen = set(top(all_scores[0], len(math - general)).tolist())
+        chosen = np.zeros(raw.size, bool)
+        chosen[top(all_scores[0], int((math & ~general).sum()))] = True
+    else:
+        chosen = {None: math & ~general, "wanda": math, "mirror": general & ~math}[control]
     thresholds = [float(score[t].min()) if t.size else None for score, t in zip(all_scores, tops, strict=True)]
-    return sorted(chosen), thresholds, [t.size for t in tops]
+    return np.flatnonzero(chosen), thresholds, [t.size for t in tops]

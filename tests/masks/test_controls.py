@@ -36,12 +36,8 @@ def test_counts_and_sets() -> None:
 def test_random_depends_on_seed_name_and_expert_alone() -> None:
     first = flat("random", seed=1, name="a")
     assert first == flat("random", seed=1, name="a")
-    others = [
-        flat("random", seed=2, name="a"),
-        flat("random", seed=1, name="b"),
-        flat("random", seed=1, name="a", expert=0),
-    ]
-    others.append(flat("random", seed=1, name="a", expert=1))
+    others = [flat("random", seed=seed, name=name) for seed, name in ((2, "a"), (1, "b"))]
+    others += [flat("random", seed=1, name="a", expert=expert) for expert in (0, 1)]
     assert len({frozenset(drawn) for drawn in [first, *others]}) == 5
 
 

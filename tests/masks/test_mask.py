@@ -30,6 +30,7 @@ def test_flat_indices_come_back(rows: int, cols: int, data: st.DataObject) -> No
         assert mask.col.dtype == np.uint16
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_layout_is_that_of_torch() -> None:
     mask = random_mask(37, 53, 0.1)
     dense = torch.zeros(37 * 53)

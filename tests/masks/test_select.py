@@ -54,7 +54,7 @@ def weights(draw: st.DrawFn, dtype: str) -> Array:
     elif kind == "zero":
         magnitude = st.sampled_from([0, 0, 0, LARGEST[dtype] // 2])
     elements = st.builds(lambda m, negative: m + sign * negative, magnitude, st.booleans())
-    shape = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    shape = draw(st.tuples(st.integers(1, 8), st.integers(1, 8)))
     raw = draw(hnp.arrays(np.dtype(f"u{bits // 8}"), shape, elements=elements, fill=st.nothing()))
     return raw.view(RAW[dtype])
 
@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> tuple[Array, str, list[Array], int, float, str | N
     return raw, dtype, vectors, axis, proportion, draw(st.sampled_from(CONTROLS))
 
 
-@pytest.fixture(params=["whole", "sampled", "no room", "missed high", "missed low"], scope="module")
+@pytest.fixture(params=["whole", "sampled", "no room", "missed high", "missed low"])
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Small blocks, and each way a threshold can be found: all kept, a bracket, and bisection."""
     brackets: dict[str, Any] = {"missed high": (1, 1), "missed low": (matrix.INFINITY, matrix.INFINITY)}
@@ -94,7 +94,7 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
             yield kind
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_equals_a_stable_sort(path: str, case: tuple[Array, str, list[Array], int, float, str | None]) -> None:
     check(*case)
@@ -104,41 +104,40 @@ def random_raw(shape: tuple[int, int], dtype: str, rng: np.random.Generator) -> 
     return narrow(rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("dtype", "axis"), [("BF16", 1), ("F16", 0), ("F32", 1)])
 def test_two_million_elements_with_a_real_bracket(dtype: str, axis: int) -> None:
     rng = np.random.default_rng(3)
     raw = random_raw((1024, 2048), dtype, rng)
-    vectors = [rng.random(raw.shape[axis], dtype=np.float32) + np.float32(0.1) for _ in range(3)]
+    vectors = [rng.random(raw.shape[axis], dtype=np.float32) + np.float32(0.1) for _ in range(2)]
     with mock.patch.object(top, "_bisect", side_effect=AssertionError("the bracket missed")):
-        for proportion, control in [(0.05, None), (0.001, "mirror"), (0.5, "wanda-matched"), (1e-6, None)]:
+        for proportion, control in [(0.05, None), (0.5, "wanda-matched"), (1e-6, "mirror")]:
             check(raw, dtype, vectors, axis, proportion, control)
 
 
 @pytest.mark.parametrize("kind", ["constant", "few values", "dead", "outliers", "one feature", "one row", "one column"])
 def test_large_matrices_that_defy_a_bracket(kind: str) -> None:
     rng = np.random.default_rng(4)
-    raw = random_raw((700, 900), "BF16", rng)
-    general = rng.random(900, dtype=np.float32)
-    vector = np.ones(900, np.float32)
+    raw = random_raw((280, 300), "BF16", rng)
+    general = rng.random(300, dtype=np.float32)
+    vector = np.ones(300, np.float32)
     if kind == "constant":
-        raw = np.full((700, 900), 0x3C00, np.uint16)
-        general = np.ones(900, np.float32)
+        raw = np.full((280, 300), 0x3C00, np.uint16)
+        general = np.ones(300, np.float32)
     elif kind == "few values":
-        raw = (0x3C00 + rng.integers(0, 3, (700, 900))).astype(np.uint16)
+        raw = (0x3C00 + rng.integers(0, 3, (280, 300))).astype(np.uint16)
     elif kind == "dead":
-        vector = np.zeros(900, np.float32)
+        vector = np.zeros(300, np.float32)
     elif kind == "outliers":
-        vector = rng.random(900, dtype=np.float32) ** 40 * np.float32(1e6)
+        vector = rng.random(300, dtype=np.float32) ** 40 * np.float32(1e6)
     elif kind == "one feature":
-        vector = np.zeros(900, np.float32)
+        vector = np.zeros(300, np.float32)
         vector[17] = 3
     elif kind == "one row":
         raw = raw.reshape(1, -1)
         vector, general = np.resize(vector, raw.size), np.resize(general, raw.size)
     elif kind == "one column":
         raw, vector, general = raw.reshape(-1, 1), vector[:1], general[:1]
-    for proportion in (0.0, 0.0015, 0.05, 0.5, 1.0):
+    for proportion in (0.0, 0.0015, 0.05, 1.0):
         check(raw, "BF16", [vector, general], 1, proportion, None)
         with mock.patch.object(top, "KEPT", 0):
             check(raw, "BF16", [vector, general], 1, proportion, "mirror")
@@ -220,19 +219,17 @@ def test_tops_are_those_of_the_selection() -> None:
     assert tuple(t.size for t in found) == selection.top == (120, 120)
 
 
-@pytest.mark.parametrize("control", [None, "random"])
-def test_memory_is_that_of_a_few_blocks(control: str | None) -> None:
+def test_memory_is_that_of_a_few_blocks() -> None:
     rng = np.random.default_rng(10)
-    row = random_raw((1, 14336), "BF16", rng)
-    raw = np.empty((4096, 14336), np.uint16)
-    for i in range(len(raw)):
-        raw[i] = np.roll(row, i * 37) + rng.integers(0, 64, dtype=np.uint16)
+    raw = rng.integers(0x3800, 0x3D00, (4096, 14336), np.uint16)
     vectors = [rng.random(14336, dtype=np.float32) for _ in range(2)]
-    tracemalloc.start()
-    try:
-        found = select(raw, "BF16", vectors, 1, 0.05, control)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert found.top == (found.k, found.k)
-    assert peak < (60 if control is None else 120) * 10**6, peak
+    for control, allowed in ((None, 60_000_000), ("random", 120_000_000)):
+        tracemalloc.start()
+        try:
+            found = select(raw, "BF16", vectors, 1, 0.05, control)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert found.top == (found.k, found.k)
+        assert found.mask.nnz > 0
+        assert peak < allowed
