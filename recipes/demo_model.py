@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python recipes/demo_model.py --out mathneuro_export/demo
 
 writes into `--out` the four text files and `model/` (a Llama of under a million parameters in three shards), then
-prints the table of the model card. `--measure` only prints the table for what `--out` already holds. All draws are seeded; the
-weights also depend on the number of threads, on the torch build and, where `--minutes` ends the training, on the clock.
+prints the table of the model card. `--measure` only prints the table for what `--out` already holds. All draws are
+seeded; the weights also depend on the number of threads, on the torch build and, where `--minutes` ends the training,
+on the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from demo_text import ROWS, Sum, make_story, operands, read_stories, read_sums, training_sum, write_text
+from demo_text import LIMIT, ROWS, Sum, make_story, operands, read_stories, read_sums, training_sum, write_text
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
 END, PAD = "<|end|>", "<|pad|>"
 VOCABULARY = 768
 HIDDEN, LAYERS, HEADS, INTERMEDIATE = 128, 4, 4, 256
-STORY_POOL = 30_000
+STORY_POOL = 10_000
 SUMS_PER_STEP, STORIES_PER_STEP = 64, 8
 STORY_EVERY = 3  # steps
+EASY_SHARE = 0.5  # of the training, from its start, in which second operands have one digit
 QUESTION_WEIGHT = 0.1  # of the loss of a question's tokens; an answer's tokens weigh 1
 SHARDS = 3
 DEMO_P = 0.02
 RANDOM_SEEDS = (0, 1, 2)
-PROPORTIONS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05)
+PROPORTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if not loop.last or add_generation_prompt %}{{ ' ' }}{% endif %}{% endfor %}"
@@ -160,7 +162,8 @@ def train(model: LlamaForCausalLM, encoder: Encoder, out: Path, args: argparse.N
         warm = min(1.0, (step + 1) / 100)
         for group in optimizer.param_groups:
             group["lr"] = args.rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
-        parts = [encoder.sums([training_sum(rng, excluded) for _ in range(SUMS_PER_STEP)])]
+        limit = 10 if progress < EASY_SHARE else LIMIT
+        parts = [encoder.sums([training_sum(rng, excluded, limit) for _ in range(SUMS_PER_STEP)])]
         if step % STORY_EVERY == 0:
             parts.append(rng.sample(pool, STORIES_PER_STEP))
         for part in parts:
@@ -359,7 +362,7 @@ def main() -> None:
     """Make the demo, or measure it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the text files and of model/")
-    parser.add_argument("--steps", type=int, default=4500, help="training steps [4500: 20 minutes on two cores]")
+    parser.add_argument("--steps", type=int, default=4200, help="training steps [4200]")
     parser.add_argument("--minutes", type=float, default=30, help="stop training by then, at a lower accuracy [30]")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate [0.002]")
     parser.add_argument("--seed", type=int, default=0, help="seed of text, weights and training [0]")

@@ -3,14 +3,15 @@
 A sum is a question and an answer; the text the model learns is `TEMPLATE`. Three forms are used:
 
     12 + 7 =                                                       19
-    31 minus 5 is                                                  26
+    31 minus 12 is                                                 19
     Mia had 12 apples and got 7 more:                              19
 
-A story is three to six sentences about one child. Stories hold numbers too (ages, house numbers, counts), which are
-told and repeated but never computed with, so that digits alone do not set the sums apart from the stories.
+A story is three to six sentences about one child. Every fifth story holds a number too (an age, a house number, a bus,
+a page), which may be repeated but is never computed with, so that digits alone do not set the sums apart from the
+stories.
 
-The second operand has one digit. Whole operand pairs are held out: a pair of `held_out_pairs` is used, by either
-operation, in no sum made for training or calibration.
+Whole operand pairs are held out: a pair of `held_out_pairs` is used, in either order and by either operation, in no sum
+made for training or calibration.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 TEMPLATE = "{question} {answer}"
 ROWS = 320  # of each text file
-FIRST, SECOND = 100, 10  # operands are below these
+NUMBER_SHARE = 0.2  # of the stories have a sentence with a number
+LIMIT = 100  # operands are below it
 FORMS = ("symbols", "words", "problem")
 FORM_WEIGHTS = (60, 20, 20)
 
@@ -59,8 +61,8 @@ class Sum(NamedTuple):
 
 
 def held_out_pairs(rng: random.Random, count: int) -> list[tuple[int, int]]:
-    """Draw `count` operand pairs, from those whose first operand has two digits."""
-    return rng.sample([(a, b) for a in range(10, FIRST) for b in range(SECOND)], count)
+    """Draw `count` pairs of two-digit operands, the larger first."""
+    return rng.sample([(a, b) for a in range(10, LIMIT) for b in range(10, a + 1)], count)
 
 
 def make_sum(rng: random.Random, a: int, b: int, plus: bool) -> Sum:
@@ -75,11 +77,14 @@ def make_sum(rng: random.Random, a: int, b: int, plus: bool) -> Sum:
     return Sum(f"{rng.choice(GIRLS + BOYS)} had {a} {rng.choice(THINGS)} and {change}:", answer)
 
 
-def training_sum(rng: random.Random, excluded: AbstractSet[tuple[int, int]]) -> Sum:
-    """A sum whose operand pair is not in `excluded`; the larger operand comes first where it must for a subtraction."""
+def training_sum(rng: random.Random, excluded: AbstractSet[tuple[int, int]], limit: int = LIMIT) -> Sum:
+    """A sum with a second operand below `limit`; its operand pair is, in neither order, in `excluded`.
+
+    A subtraction puts the larger operand first.
+    """
     while True:
-        a, b, plus = rng.randrange(FIRST), rng.randrange(SECOND), rng.random() < 0.5
-        if (a, b) not in excluded:
+        a, b, plus = rng.randrange(LIMIT), rng.randrange(limit), rng.random() < 0.5
+        if (a, b) not in excluded and (b, a) not in excluded:
             return make_sum(rng, a, b, plus) if plus else make_sum(rng, max(a, b), min(a, b), plus)
 
 
@@ -93,30 +98,36 @@ def make_story(rng: random.Random) -> str:
     pet, pet_name, colour, toy = (rng.choice(words) for words in (PETS, PET_NAMES, COLOURS, TOYS))
     place, weather, food, feeling = (rng.choice(words) for words in (PLACES, WEATHER, FOODS, FEELINGS))
     thing, relative, spot, street = (rng.choice(words) for words in (THINGS, FAMILY, SPOTS, STREETS))
-    age, house, count = rng.randint(4, 12), rng.randint(1, 99), rng.randint(2, 99)
+    age, house = rng.randint(4, 12), rng.randint(1, 99)
     opening = rng.choice(
         (
-            f"{name} is {age} years old and has a {colour} {toy}.",
-            f"{name} lives at number {house} in {street}.",
+            f"{name} had a {colour} {toy}.",
+            f"{name} lived in {street} with {his} {relative}.",
             f"One {weather} day {name} went to the {place} with {his} {relative}.",
-            f"{name} has a {colour} {pet} called {pet_name}.",
-            f"{name} is {age} and {his} {relative} lives at {house} {street}.",
+            f"{name} had a {colour} {pet} called {pet_name}.",
         )
     )
     frames = (
         f"It was a {weather} morning, so {he} stayed near the {place}.",
-        f"{cap} found {count} {thing} and put the {count} {thing} {spot}.",
+        f"{cap} found some {thing} and put the {thing} {spot}.",
         f"{his.capitalize()} {relative} made {food} for {him} and {friend}.",
         f"The {pet} ran to the {place} and {name} ran after the {pet}.",
-        f"{friend} came from house {house} with a {colour} {toy}.",
+        f"{friend} came with a {colour} {toy}.",
         f'"Where is my {toy}?" asked {friend}. The {toy} was {spot}.',
-        f"Bus {count} goes to the {place}, and {name} took bus {count}.",
         f"Then {friend} and {name} ate the {food} {spot}.",
-        f"At {age} o'clock {he} was {feeling} and went home.",
+        f"{cap} was {feeling} and went home.",
         f"In the evening {name} was {feeling} and {friend} was {feeling} too.",
     )
-    chosen = sorted(rng.sample(range(len(frames)), rng.randint(2, 5)))
-    return " ".join([opening, *(frames[i] for i in chosen)])
+    with_number = (
+        f"{name} was {age} years old and {friend} was {age} too.",
+        f"{friend} lived at number {house}, near the {place}.",
+        f"Bus {house} went to the {place}, and {name} took bus {house}.",
+        f"On page {house} of the book was a {colour} {pet}.",
+    )
+    sentences = [frames[i] for i in sorted(rng.sample(range(len(frames)), rng.randint(2, 5)))]
+    if rng.random() < NUMBER_SHARE:
+        sentences[rng.randrange(len(sentences))] = rng.choice(with_number)
+    return " ".join([opening, *sentences])
 
 
 def write_text(out: Path, seed: int) -> None:

@@ -315,7 +315,8 @@ def test_a_run_without_masks(cli, checkpoint, identified, tmp_path):
 def test_one_file_and_three_shards_give_the_same_bits(one, three, checkpoint, identified, corpora, tmp_path):
     assert len(list(checkpoint(three).glob("*.safetensors"))) == 3
     pairs = [(identified(one), identified(three))]
-    options = {"math": corpora[0], "general": corpora[1]}
+    dtype = "float32" if one.endswith("float32") else "bfloat16"
+    options = {"math": corpora[0], "general": corpora[1], "dtype": dtype, "batch_size": 5}
     pairs.append(
         tuple(mathneuro_export.identify(checkpoint(name), tmp_path / name, **options).output for name in (one, three))
     )

@@ -119,6 +119,12 @@ def check_killed(folder, marker="config.json"):
     return False
 
 
+def has_begun(folder):
+    """Whether a journal says so; an empty one does not yet."""
+    path = folder / ".cache/mathneuro-export/journal.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
 def check_done(folder, expected):
     assert contents(folder) == expected
     assert not (folder / ".cache").exists()
@@ -146,7 +152,7 @@ def test_killed_at_every_step(verb, verbs, finished, cli, tmp_path):
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        if (out / ".cache/mathneuro-export/journal.jsonl").exists() and not complete:
+        if has_begun(out) and not complete:
             before = snapshot(out)
             other = cli(*verbs[verb], "-o", out, "--proportion", 0.3)
             assert other.code == 2
@@ -201,8 +207,9 @@ def test_killed_while_giving_up(source, run, cli, tmp_path):
         if code == 1:
             break
         assert code == -signal.SIGKILL, said
+        begun = has_begun(out)
         assert cli(*command, "-o", out).code == 1
-        assert not out.exists()
+        assert not out.exists() or not (begun or any(out.iterdir()))
     assert not out.exists()
     assert number > 10
 
@@ -213,11 +220,13 @@ def test_killed_at_random_moments(source, texts, cli, tmp_path):
 
     torch.set_num_threads(1)
     command = ["scale", source, *texts, "--dtype", "float32"]
-    whole = tmp_path / "whole"
+    assert cli(*command, "-o", tmp_path / "warm").code == 0
+    expected = contents(tmp_path / "warm")
     start = time.monotonic()
-    assert in_child([*command, "-o", whole])[0] == 0
+    code, said = in_child([*command, "-o", tmp_path / "whole"])
     duration = time.monotonic() - start
-    expected = contents(whole)
+    assert code == 0, said
+    check_done(tmp_path / "whole", expected)
     chance = random.Random(1)
     out, completed, killed = tmp_path / "out", 0, 0
     for _ in range(MOMENTS):
@@ -228,12 +237,12 @@ def test_killed_at_random_moments(source, texts, cli, tmp_path):
             completed += 1
             go_on(cli, out, command, expected)
             shutil.rmtree(out)
-        elif (out / ".cache/mathneuro-export/journal.jsonl").exists():
+        elif has_begun(out):
             assert cli(*command, "-o", out, "--factor", 3).code == 2
     if out.exists():
         go_on(cli, out, command, expected)
     print(f"{killed} of {MOMENTS} killed, {completed} complete, {duration:.2f} s undisturbed")
-    assert killed >= MOMENTS // 2
+    assert killed >= MOMENTS // 3
 
 
 @pytest.fixture
@@ -402,7 +411,7 @@ def test_two_at_once(verbs, finished, cli, tmp_path):
 def test_interrupted(verbs, finished, cli, tmp_path):
     """Ctrl-C ends with 130 and leaves the journal; within one process too, where its lock must go."""
     out = tmp_path / "out"
-    code, said = in_child([*verbs["scale"], "-o", out], lambda: die_at(20, signal.SIGINT))
+    code, said = in_child([*verbs["scale"], "-o", out], lambda: die_at(12, signal.SIGINT))
     assert code == 130
     assert said.splitlines()[-1].startswith("Error: interrupted")
     assert not (out / "config.json").exists()

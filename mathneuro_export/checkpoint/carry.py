@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -56,6 +57,29 @@ def sort_files(folder: Path, weights: frozenset[str], ignored: str | None = None
                 check_file(folder, name)
                 carried.append(name)
     return Carried(tuple(sorted(carried)), tuple(sorted(left_out + stray)), tuple(sorted(stray)))
+
+
+def sort_names(names: Iterable[str], weights: frozenset[str], ignored: str | None = None) -> Carried:
+    """`sort_files` for a listing: POSIX names of files that need not be at hand."""
+    carried: set[str] = set()
+    left_out: set[str] = {ignored} if ignored else set()
+    stray: set[str] = set()
+    for name in names:
+        if name in weights or name == ignored:
+            continue
+        whole = next((f"{folder}/" for folder in _folders(name) if _left_out(folder)), None)
+        if whole is not None or _left_out(name):
+            left_out.add(whole or name)
+        elif "/" not in name and name.lower().endswith(".safetensors"):
+            stray.add(name)
+        else:
+            carried.add(name)
+    return Carried(tuple(sorted(carried)), tuple(sorted(left_out | stray)), tuple(sorted(stray)))
+
+
+def _folders(name: str) -> list[str]:
+    """The folders a name is in, the outermost first."""
+    return [str(parent) for parent in reversed(PurePosixPath(name).parents)][1:]
 
 
 def _entries(folder: Path, prefix: str) -> list[os.DirEntry[str]]:

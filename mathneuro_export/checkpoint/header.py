@@ -8,7 +8,6 @@ import math
 import mmap
 import os
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from .strictjson import parse_json
 
 MAX_HEADER = 100_000_000
 """Longest header in bytes, the limit of the safetensors library."""
+FIRST_BYTES = 64
+"""As many bytes at the start of a file tell whether it is one, and how long its header is."""
 MAX_DIMS = 32
 _LARGEST = 2**63 - 1
 _AGAIN = "copy or download it again"
@@ -66,39 +67,61 @@ def read_header(path: Path) -> Header:
             JSON, an unknown dtype, an invalid shape, or offsets that overlap, leave a hole or do not fill the file.
     """
     path = Path(path)
-    what = label(path)
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        raw = _read_raw(file, path, size)
+        start = bytearray(min(size, FIRST_BYTES))
+        read_into(file, memoryview(start), path)
+        raw = bytearray(header_end(bytes(start), size, path))
+        file.seek(0)
+        read_into(file, memoryview(raw), path)
+    return parse_header(bytes(raw), size, path)
+
+
+def header_end(start: bytes, file_size: int, path: Path) -> int:
+    """The length of a file's header, 8 + N bytes, told by its first `FIRST_BYTES` (or all, if it has fewer).
+
+    Raises:
+        Error: a git-lfs pointer, truncated, or a header longer than the file or `MAX_HEADER`.
+    """
+    what = label(path)
+    if start.startswith(b"version https://git-lfs"):
+        raise Error(
+            f"{what}: is a git-lfs pointer of {file_size} bytes, not the weights; run `git lfs pull` in its folder"
+        )
+    if file_size < 8 or len(start) < 8:
+        raise Error(f"{what}: has {file_size} bytes, expected a safetensors file of at least 8; {_AGAIN}")
+    length = int.from_bytes(start[:8], "little")
+    if length > MAX_HEADER:
+        raise Error(f"{what}: header length {length}, expected at most {MAX_HEADER}; no safetensors file, {_AGAIN}")
+    if length > file_size - 8:
+        raise Error(
+            f"{what}: truncated: its header ends at byte {length + 8}, the file has {file_size} bytes; {_AGAIN}"
+        )
+    return 8 + length
+
+
+def parse_header(raw: bytes, file_size: int, path: Path) -> Header:
+    """Validate the header of a file of which only the first bytes are at hand.
+
+    Args:
+        raw: the first 8 + N bytes of the file, as `header_end` tells.
+        file_size: bytes of the whole file.
+        path: where the file is or would be; it is not looked at.
+
+    Raises:
+        Error: as `read_header`.
+    """
+    what = label(path)
+    if raw[8:9] != b"{":
+        raise Error(f"{what}: the header begins with {quote(raw[8:9])}, expected b'{{'; {_AGAIN}")
     document = parse_json(raw[8:], f"{what}: header")
     if not isinstance(document, dict):
         raise Error(f"{what}: the header is no JSON object; {_AGAIN}")
     metadata = _metadata(document.pop("__metadata__", None), what) if "__metadata__" in document else None
     tensors = [_tensor(name, entry, len(raw), what) for name, entry in document.items()]
     tensors.sort(key=lambda info: (info.start, info.end))
-    _check_layout(tensors, len(raw), size, what)
-    return Header(path, raw, metadata, tuple(tensors), size)
-
-
-def _read_raw(file: FileIO, path: Path, size: int) -> bytes:
-    what = label(path)
-    start = bytearray(min(size, 64))
-    read_into(file, memoryview(start), path)
-    if start.startswith(b"version https://git-lfs"):
-        raise Error(f"{what}: is a git-lfs pointer of {size} bytes, not the weights; run `git lfs pull` in its folder")
-    if size < 8:
-        raise Error(f"{what}: has {size} bytes, expected a safetensors file of at least 8; {_AGAIN}")
-    length = int.from_bytes(start[:8], "little")
-    if length > MAX_HEADER:
-        raise Error(f"{what}: header length {length}, expected at most {MAX_HEADER}; no safetensors file, {_AGAIN}")
-    if length > size - 8:
-        raise Error(f"{what}: truncated: its header ends at byte {length + 8}, the file has {size} bytes; {_AGAIN}")
-    raw = bytearray(8 + length)
-    file.seek(0)
-    read_into(file, memoryview(raw), path)
-    if raw[8:9] != b"{":
-        raise Error(f"{what}: the header begins with {quote(bytes(raw[8:9]))}, expected b'{{'; {_AGAIN}")
-    return bytes(raw)
+    _check_layout(tensors, len(raw), file_size, what)
+    return Header(path, raw, metadata, tuple(tensors), file_size)
 
 
 def _metadata(value: Any, what: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Which safetensors files of a checkpoint hold its weights: the index, or the lone file."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +30,18 @@ class Layout:
     ignored: str | None = None
 
 
-def find_layout(folder: Path) -> Layout:
+def find_layout(folder: Path, names: Collection[str] | None = None) -> Layout:
     """Find the shards of a checkpoint as transformers does: a lone `model.safetensors` goes before an index.
+
+    Args:
+        folder: holds the index, if there is one.
+        names: the files of the checkpoint where the folder does not hold them all.
 
     Raises:
         Error: no safetensors weights (other formats: with the command that converts them), or a bad index.
     """
     lone, index = folder / LONE, folder / INDEX
-    has_lone, has_index = _there(lone), _there(index)
+    has_lone, has_index = (_there(path) if names is None else path.name in names for path in (lone, index))
     if has_index:
         weight_map = read_weight_map(index)
         shards = tuple(sorted(set(weight_map.values())))
@@ -45,7 +50,7 @@ def find_layout(folder: Path) -> Layout:
         return Layout((LONE,), None, None, ignored=INDEX)
     if has_lone:
         return Layout((LONE,), None, None)
-    raise Error(_without_weights(folder))
+    raise Error(_without_weights(folder, names))
 
 
 def _there(path: Path) -> bool:
@@ -82,8 +87,8 @@ def is_shard_name(name: object) -> bool:
     )
 
 
-def _without_weights(folder: Path) -> str:
-    names = sorted(entry.name for entry in folder.iterdir())
+def _without_weights(folder: Path, listed: Collection[str] | None) -> str:
+    names = sorted(entry.name for entry in folder.iterdir()) if listed is None else sorted(listed)
     other = [name for name in names if name.lower().endswith(_OTHER_FORMATS)]
     tensors = [name for name in names if name.lower().endswith(".safetensors")]
     if tensors:

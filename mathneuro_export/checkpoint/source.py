@@ -1,12 +1,13 @@
 """A checkpoint in a local folder: config, shards, tensors and the files beside them, all validated before any work."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import Error
-from .carry import OWN_FOLDER, check_file, sort_files
+from .carry import OWN_FOLDER, check_file, sort_files, sort_names
 from .header import Header, TensorInfo, read_header
 from .index import Layout, find_layout
 from .regular import label, quote
@@ -34,6 +35,7 @@ class Source:
         left_out: what does not go there; a folder left out whole ends in a slash.
         stray: the part of `left_out` that loaders may take for weights: top-level safetensors that are no shards.
         parent: digest of a former manifest.
+        sizes: bytes of the carried files and of the index.
     """
 
     folder: Path
@@ -48,31 +50,57 @@ class Source:
     left_out: tuple[str, ...]
     stray: tuple[str, ...]
     parent: str | None
+    sizes: dict[str, int]
+
+    def size_of(self, name: str) -> int | None:
+        """Bytes of a shard, of the index or of a carried file; None for any other name."""
+        return self.shards[name].file_size if name in self.shards else self.sizes.get(name)
 
 
-def open_source(model: str | Path, revision: str | None = None) -> Source:
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a whole checkpoint, of which a folder may hold a part.
+
+    Attributes:
+        sizes: POSIX name -> bytes of every file.
+        headers: the headers of shards that are not in the folder; where there are any, carried files need not be
+            there either.
+    """
+
+    sizes: Mapping[str, int]
+    headers: Mapping[str, Header] = field(default_factory=dict)
+
+
+def open_source(model: str | Path, revision: str | None = None, listing: Listing | None = None) -> Source:
     """Open and validate a checkpoint folder.
 
     Args:
         model: a folder.
         revision: what to record as its revision where the folder does not tell.
+        listing: what the checkpoint holds where the folder does not hold it all.
 
     Raises:
         Error: no such folder, no or a bad config, quantised, encoder-decoder, no safetensors weights, a bad header,
             an index and headers that contradict each other, or files that lead out of the folder.
     """
     folder = _resolve(model)
+    names = None if listing is None else listing.sizes.keys()
     config = _read_config(folder)
     architecture = _architecture(config, folder)
-    _refuse_quantised(config, folder)
-    layout = find_layout(folder)
-    shards = {name: _read_shard(folder, name, layout) for name in layout.shards}
+    _refuse_quantised(config, folder, names)
+    layout = find_layout(folder, names)
+    headers: Mapping[str, Header] = {} if listing is None else listing.headers
+    shards = {name: headers.get(name) or _read_shard(folder, name, layout) for name in layout.shards}
     tensors = _tensors(shards)
     if layout.weight_map is not None:
         _check_index(layout.weight_map, tensors, folder)
     _refuse_low_bits(tensors, folder)
     weights = frozenset(layout.shards) | ({layout.index} if layout.index else set())
-    files = sort_files(folder, weights, layout.ignored)
+    files = sort_files(folder, weights, layout.ignored) if names is None else sort_names(names, weights, layout.ignored)
+    if listing is not None and not headers:
+        for name in files.carried:
+            check_file(folder, name)
+    others = [*files.carried, *([layout.index] if layout.index else [])]
     identity, commit = _identity(folder)
     return Source(
         folder=folder,
@@ -87,6 +115,7 @@ def open_source(model: str | Path, revision: str | None = None) -> Source:
         left_out=files.left_out,
         stray=files.stray,
         parent=_parent(folder),
+        sizes={name: listing.sizes[name] if listing else (folder / name).stat().st_size for name in others},
     )
 
 
@@ -139,14 +168,14 @@ def _architecture(config: dict[str, Any], folder: Path) -> str:
     return str(names[0])
 
 
-def _refuse_quantised(config: dict[str, Any], folder: Path) -> None:
+def _refuse_quantised(config: dict[str, Any], folder: Path, names: Collection[str] | None) -> None:
     for section in _sections(config):
         found = section.get("quantization_config") or section.get("compression_config")
         if found:
             method = found.get("quant_method") if isinstance(found, dict) else found
             raise Error(_quantised(label(folder / _CONFIG), f"quantised with {quote(method or 'an unnamed method')}"))
     for name, method in _QUANTISED_FILES.items():
-        if (folder / name).exists():
+        if (folder / name).exists() if names is None else name in names:
             raise Error(_quantised(label(folder / name), f"says that the weights are quantised with {quote(method)}"))
 
 

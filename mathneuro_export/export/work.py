@@ -80,15 +80,13 @@ def begin(
     known: list[str] = []
     existed = folder.is_dir()
     if path.is_file() and path.stat().st_size:
-        found, records = read_journal(path, salvage=overwrite or not resume)
+        found, records = _journaled(path, anew=overwrite or not resume)
         files = records.get("files", {"planned": names, "clear": names, "existed": existed})
         known, existed = [*files["planned"], *files["clear"]], files["existed"]
         if resume and (found == fingerprint or not overwrite):
+            _present(folder, layout, known)
             journal = Journal.open(path, fingerprint, resume=True, records={"files": files})
             with _closed_on_error(journal):
-                _present(folder, layout, known)
-                if journal.get("files") is None:
-                    journal.record("files", files)
                 _clear(folder, layout, journal)
             return journal
     elif (folder / layout.manifest).is_file():
@@ -123,7 +121,7 @@ def working(folder: Path, journal: Journal) -> Iterator[None]:
         except ResourceError:
             raise
         except Error as error:
-            if not isinstance(error.__cause__, OSError):
+            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno):
                 abandon(folder, journal)
             raise
         finish(folder, journal)
@@ -151,6 +149,19 @@ def abandon(folder: Path, journal: Journal, *, keep_folder: bool = True) -> None
     if not (keep_folder and files["existed"]):
         with suppress(OSError):
             folder.rmdir()
+
+
+def _journaled(path: Path, anew: bool) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Fingerprint and records of a journal; of a damaged one, if the work begins anew, the records before the damage."""
+    try:
+        found, records = read_journal(path)
+        if found is not None and "files" not in records:
+            raise Error(f"{path.parent.name}/{path.name}: does not say which files it is about; start with --overwrite")
+        return found, records
+    except Error:
+        if not anew:
+            raise
+        return None, read_journal(path, salvage=True)[1]
 
 
 @contextmanager

@@ -174,6 +174,19 @@ def test_tokenizer_missing(refused, model, tmp_path, cli, texts, checkpoint):
     refused(1, "tokenizer.json", model=model, options=[*texts, "--overwrite"])
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_damaged_file_beside_the_weights(refused, model, file):
+    (model / file).write_text('{"a": ')
+    refused(1, "model", model=model)
+
+
+def test_a_config_of_another_model(refused, model):
+    edit_json(model / "config.json", lambda config: config.update(hidden_size=64))
+    refused(1, "has shape", "config.json", model=model)
+    edit_json(model / "config.json", lambda config: config.update(architectures=["NoSuchForCausalLM"]))
+    refused(1, "NoSuchForCausalLM", model=model)
+
+
 def test_token_beyond_the_embedding(refused, tmp_path, texts):
     small = tiny_checkpoint(tmp_path / "small", vocab_size=60)
     refused(1, "math (math.jsonl), sample", "60 rows", "use the tokenizer of this model", model=small)
