@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         make_run(Path(folder), arguments.gigabytes)
         seconds: dict[str, list[float]] = {name: [] for name in JOBS}
-        memory: dict[str, int] = {}
+        memory: dict[str, float] = {}
         for _ in range(arguments.runs):
             for name in JOBS:
                 result = one(name, folder)
@@ -57,19 +58,21 @@ def main() -> None:
         for name, median in medians.items():
             print(
                 f"{name:<8} {median:7.2f} s   {median / medians['copy']:6.2f} x copy   "
-                f"{medians['naive'] / median:6.2f} x faster than naive   +{memory[name] >> 20} MiB"
+                f"{medians['naive'] / median:6.2f} x faster than naive   +{memory[name] / 2**20:.0f} MiB"
             )
 
 
-def one(name: str, folder: str) -> dict[str, int | float]:
+def one(name: str, folder: str) -> dict[str, float]:
     """One job in a fresh process with one thread."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--one", name, "--folder", folder]
-    result: dict[str, int | float] = json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
+    result: dict[str, float] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, env=environment).stdout
+    )
     return result
 
 
-def measure(job: Callable[[Path], None], folder: Path) -> dict[str, int | float]:
+def measure(job: Callable[[Path], None], folder: Path) -> dict[str, float]:
     """Seconds of a job, and its peak anonymous memory above the start, sampled every 5 ms by a thread."""
     import threading
 
@@ -93,7 +96,7 @@ def measure(job: Callable[[Path], None], folder: Path) -> dict[str, int | float]
 
 def anonymous() -> int:
     """Resident anonymous bytes of this process."""
-    with open("/proc/self/status", encoding="ascii") as lines:
+    with Path("/proc/self/status").open(encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
@@ -166,14 +169,17 @@ def make_run(folder: Path, gigabytes: float) -> None:
     layers = max(2, round(gigabytes * 1e9 / layer))
     weight_map: dict[str, str] = {}
     vectors: dict[str, dict[str, np.ndarray]] = {"math": {}, "general": {}}
-    for shard, numbers in (("model-00001-of-00002.safetensors", range(layers // 2)), ("model-00002-of-00002.safetensors", range(layers // 2, layers))):
+    for shard, numbers in (
+        ("model-00001-of-00002.safetensors", range(layers // 2)),
+        ("model-00002-of-00002.safetensors", range(layers // 2, layers)),
+    ):
         entries = []
         for number in numbers:
             for kind, shape in SHAPES.items():
                 name = f"model.layers.{number}.{kind}.weight"
                 weight_map[name] = shard
                 values = generator.standard_normal(shape, dtype=np.float32).view(np.uint32) >> 16
-                entries.append(Entry(name, "BF16", shape, lambda v=values: [v.astype(np.uint16)]))
+                entries.append(Entry(name, "BF16", shape, partial(_uint16, values)))
                 for corpus in vectors:
                     vectors[corpus][name] = generator.gamma(2.0, 1.0, (2, shape[1])).astype(np.float32)
         write_safetensors(model / shard, entries, {"format": "pt"})
@@ -187,6 +193,10 @@ def make_run(folder: Path, gigabytes: float) -> None:
     )
     (seed / "manifest.json").write_bytes(seal(_seed_manifest(model, written, list(names))))
     api.identify(model, folder / "run", from_run=seed, proportion=OWN)
+
+
+def _uint16(values: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    return [values.astype(np.uint16)]
 
 
 def _seed_manifest(model: Path, written: Digest, names: list[str]) -> dict[str, Any]:

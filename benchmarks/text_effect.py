@@ -3,8 +3,8 @@
     python benchmarks/text_effect.py MODEL DATA        # DATA holds gsm8k_train, gsm8k_test and mmlu_dev as .jsonl
 
 Prunes MODEL at proportion 0.001 with masks from GSM8K against MMLU and with masks from builtin:math against
-builtin:general (48 samples each, seed 42, at most 256 tokens), and prints the mean loss (nats per token) on the answers of
-the first 60 rows of gsm8k_test, and the share of the first rise that the second reaches.
+builtin:general (48 samples each, seed 42, at most 256 tokens), and prints the mean loss (nats per token) on the answers
+of the first 60 rows of gsm8k_test, and the share of the first rise that the second reaches.
 """
 
 import argparse
@@ -38,7 +38,10 @@ def main() -> None:
             kept = [line for line in lines if not any(word in json.loads(line)["subject"] for word in NOT_GENERAL)]
         general.write_text("".join(kept), encoding="utf-8")
         corpora = {
-            "gsm8k": (f"{arguments.data / 'gsm8k_train.jsonl'}:{{question}}\\n{{answer}}", f"{general}:{{question}}\\n{{rationale}}"),
+            "gsm8k": (
+                f"{arguments.data / 'gsm8k_train.jsonl'}:{{question}}\\n{{answer}}",
+                f"{general}:{{question}}\\n{{rationale}}",
+            ),
             "builtin": ("builtin:math", "builtin:general"),
         }
         base = loss(arguments.model, answers)
@@ -47,7 +50,13 @@ def main() -> None:
         for name, (math, other) in corpora.items():
             out = Path(folder) / name
             result = api.prune(
-                arguments.model, out, math=math, general=other, num_samples=48, max_length=256, proportion=arguments.proportion
+                arguments.model,
+                out,
+                math=math,
+                general=other,
+                num_samples=48,
+                max_length=256,
+                proportion=arguments.proportion,
             )
             rises[name] = loss(out, answers) - base
             print(f"{name:<9} {base + rises[name]:.4f}  rise {rises[name]:.4f}  {result.masked} weights", flush=True)

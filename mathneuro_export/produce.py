@@ -103,10 +103,12 @@ def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk)
             _check_source(job, record)
             records.append(record)
     if job.edit and not any(e["count"]["changed"] for r in records for e in r["tensors"].values()):
-        raise Error(
-            f"--factor {job.factor:g}: no weight would change ({_masked(records)} are masked, and each rounds back to "
-            "itself); choose a factor further from 1 or a larger --proportion"
-        )
+        masked = sum(e["count"]["masked"] for r in records for e in r["tensors"].values())
+        if masked:
+            why = f"each of the {masked} masked weights rounds back to itself; choose a factor further from 1"
+        else:
+            why = "the masks are empty; choose a larger --proportion or other texts"
+        raise Error(f"--factor {job.factor:g}: no weight would change, {why}")
     masks = _write_masks(job, folder / layout.masks, work, records)
     files = {layout.statistics: Digest(**calibrated["file"]), layout.masks: masks}
     facts = _facts(job, calibrated, records, lost)
@@ -230,10 +232,6 @@ def _strays(job: Job) -> list[dict[str, Any]]:
     message = "is not named by the index and was left out: it holds unedited weights"
     names = job.source.stray if job.edit else ()
     return [{"code": "stray-weights", "message": f"{name} {message}", "file": name} for name in names]
-
-
-def _masked(records: list[dict[str, Any]]) -> int:
-    return sum(e["count"]["masked"] for r in records for e in r["tensors"].values())
 
 
 def _counted(job: Job, records: list[dict[str, Any]]) -> list[dict[str, Any]]:

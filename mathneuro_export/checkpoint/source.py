@@ -63,12 +63,13 @@ class Listing:
 
     Attributes:
         sizes: POSIX name -> bytes of every file.
-        headers: the headers of shards that are not in the folder; where there are any, carried files need not be
-            there either.
+        headers: the headers of shards that are not in the folder.
+        whole: whether all carried files are in the folder.
     """
 
     sizes: Mapping[str, int]
     headers: Mapping[str, Header] = field(default_factory=dict)
+    whole: bool = True
 
 
 def open_source(model: str | Path, revision: str | None = None, listing: Listing | None = None) -> Source:
@@ -97,7 +98,7 @@ def open_source(model: str | Path, revision: str | None = None, listing: Listing
     _refuse_low_bits(tensors, folder)
     weights = frozenset(layout.shards) | ({layout.index} if layout.index else set())
     files = sort_files(folder, weights, layout.ignored) if names is None else sort_names(names, weights, layout.ignored)
-    if listing is not None and not headers:
+    if listing is not None and listing.whole:
         for name in files.carried:
             check_file(folder, name)
     others = [*files.carried, *([layout.index] if layout.index else [])]

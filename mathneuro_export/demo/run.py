@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mathneuro_export.api import identify, prune, scale
+from mathneuro_export.checkpoint.durable import make_folder
 from mathneuro_export.errors import VerificationError
 from mathneuro_export.export.verify import verify
 from mathneuro_export.talk import Talk
 
-PROPORTION = 0.02
+PROPORTION = 0.05
 FACTOR = 1.1
 FOLDER = Path(str(resources.files("mathneuro_export.demo")))
 MODEL = FOLDER / "model"
@@ -51,6 +52,7 @@ def run_demo(folder: Path, *, overwrite: bool = False, talk: Talk = Talk()) -> O
     """
     common: dict[str, Any] = {"talk": talk, "overwrite": overwrite}
     run = folder / "run"
+    make_folder(folder)
     talk.say("identify: which weights matter for sums and not for stories")
     identify(MODEL, run, math="builtin:demo-math", general="builtin:demo-general", proportion=PROPORTION, **common)
     talk.say("prune, prune a random control of the same size, scale: from the same statistics")

@@ -12,7 +12,7 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One entry a sample: summed loss in nats, scored tokens, and whether every scored token was the most likely one."""
+    """One entry a sample: summed loss in nats, scored tokens, whether every scored token was the most likely one."""
 
     losses: tuple[float, ...]
     tokens: tuple[int, ...]

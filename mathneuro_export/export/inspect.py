@@ -22,7 +22,7 @@ _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8", "F6", "F4")
 
 
-def inspect(path: Path) -> dict[str, Any]:
+def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a folder as a JSON object; its `kind` is "checkpoint", "run" or "output".
 
     What cannot be read is named in `problems`, and what could not be told because of it is null.

@@ -113,7 +113,7 @@ class TensorEntry(_Model):
     statistic: str
     input_axis: Literal[0, 1] = 1
     k: Count
-    threshold: dict[CorpusName, float | None | list[float | None]]
+    threshold: dict[CorpusName, float | list[float | None] | None]
     count: Counts
     mask: Sha256
 

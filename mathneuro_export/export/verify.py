@@ -69,7 +69,7 @@ def locate(folder: Path) -> tuple[Kind, str]:
     )
 
 
-def verify(folder: Path, base: Path | None = None, progress: Progress | None = None) -> Report:
+def verify(folder: str | Path, base: str | Path | None = None, progress: Progress | None = None) -> Report:
     """Check a RUN or an OUT against its manifest and, where a base is given, against the base.
 
     Damage of whatever kind is a problem in the report, never an exception.

@@ -152,7 +152,7 @@ def abandon(folder: Path, journal: Journal, *, keep_folder: bool = True) -> None
 
 
 def _journaled(path: Path, anew: bool) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Fingerprint and records of a journal; of a damaged one, if the work begins anew, the records before the damage."""
+    """Fingerprint and records of a journal; of a damaged one, where work begins anew, the records before the damage."""
     try:
         found, records = read_journal(path)
         if found is not None and "files" not in records:

@@ -174,8 +174,8 @@ def test_tokenizer_missing(refused, model, tmp_path, cli, texts, checkpoint):
     refused(1, "tokenizer.json", model=model, options=[*texts, "--overwrite"])
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
-def test_a_damaged_file_beside_the_weights(refused, model, file):
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer(refused, model, file):
     (model / file).write_text('{"a": ')
     refused(1, "model", model=model)
 

@@ -1,4 +1,7 @@
-"""A checkpoint that nobody here made: `recipes/smollm2.py` makes it, MATHNEURO_REAL_MODEL and _DATA say where things are."""
+"""A checkpoint that nobody here made.
+
+`recipes/smollm2.py` makes it; MATHNEURO_REAL_MODEL names its folder and MATHNEURO_REAL_DATA one with the rows.
+"""
 
 import json
 import os
