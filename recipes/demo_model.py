@@ -330,6 +330,8 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     else:
         raise SystemExit(f"no shard size gives {SHARDS} shards")
     tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # shards are written readable by their owner only
 
 
 def write_card(out: Path, trained: dict[str, float], rows: Sequence[dict[str, Any]]) -> None:
