@@ -62,13 +62,13 @@ def prepare(verb: str, model: str | Path, options: Options) -> Job:
         Error: a bad model, corpus or RUN.
     """
     run = open_run(options.from_run) if options.from_run is not None else None
+    inherited = run.manifest.selection.model_dump() if run is not None else {}
     if run is not None:
-        _refuse_calibration_options(options, run.document["selection"])
+        _refuse_calibration_options(options, inherited)
     source = open_source(model)
     corpora: tuple[Corpus, ...] = ()
     plan: Plan | None = None
     if run is None:
-        selection = _selection(options, {})
         plan = plan_targets(source)
         head = plan.lm_head.name if plan.lm_head else None
         structural = {reason: names for reason, names in plan.skipped.items() if reason != UNUSED_HEAD}
@@ -76,8 +76,11 @@ def prepare(verb: str, model: str | Path, options: Options) -> Job:
         corpora = load_corpora(options)
     else:
         check_same_source(source, run)
-        selection = _selection(options, run.document["selection"])
         basis = basis_of_run(source, run, StatisticsFile(run.statistics))
+    selection = _selection(options, inherited)
+    own = all(selection[name] == inherited.get(name) for name in (*OWN, "seed"))
+    if not own:
+        selection["parents"] = []
     edit = None
     if verb != "identify":
         edit = {
@@ -85,7 +88,6 @@ def prepare(verb: str, model: str | Path, options: Options) -> Job:
             "factor": 0.0 if verb == "prune" else float(options.factor),
             "factor_source": "default" if verb == "scale" and "factor" not in options.given else "option",
         }
-    own = run is not None and all(selection[name] == run.document["selection"][name] for name in (*OWN, "seed"))
     targets, skipped = _narrowed(basis, selection)
     return _checked(Job(verb, source, run, own, targets, skipped, selection, edit, corpora, plan, options))
 
@@ -108,7 +110,7 @@ def prepare_apply(run: str | Path, model: str | Path, options: Options) -> Job:
         "factor": float(options.factor),
         "factor_source": "option",
     }
-    selection = {**opened.document["selection"], "parents": [opened.manifest.digest]}
+    selection = {**opened.manifest.selection.model_dump(), "parents": [opened.manifest.digest]}
     return _checked(Job("apply", source, opened, True, basis.linear, basis.skipped, selection, edit, (), None, options))
 
 

@@ -15,6 +15,9 @@ COMMANDS = {
     "scale": "Multiply the math-specific weights and write the checkpoint.",
     "prune": "Set the math-specific weights to zero and write the checkpoint.",
     "apply": "Apply stored masks to this or another version; no forward pass.",
+    "diff": "Compare masks: overall, per layer, per kind of module, per tensor.",
+    "combine": "Masks by and, or, minus, majority.",
+    "export-mask": "Masks in other tools' formats.",
     "inspect": "Tell what a checkpoint, RUN or OUT holds, from headers and manifest.",
     "verify": "Prove what was changed.",
     "demo": "The bundled model: identify, scale, prune, controls, verify, measures.",
@@ -28,7 +31,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"mathneuro_export.cli.{name}").command
+        command: click.Command = importlib.import_module(f"mathneuro_export.cli.{name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -37,7 +37,7 @@ def open_run(path: str | Path) -> Run:
         Error: no manifest, a manifest that is damaged or differs from its own digest, or no statistics file.
     """
     folder = Path(path)
-    layout = next((lay for lay in (RUN, OUT) if (folder / lay.manifest).is_file()), None)
+    layout = next((lay for lay in (OUT, RUN) if (folder / lay.manifest).is_file()), None)
     if layout is None:
         raise Error(f"{path}: no manifest.json in it; a RUN is what `identify -o RUN` writes")
     document = read_document(folder / layout.manifest)

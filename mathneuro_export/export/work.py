@@ -200,9 +200,13 @@ def _clear(folder: Path, layout: Layout, journal: Journal) -> None:
 
 
 def _remove(folder: Path, names: Iterable[str]) -> None:
-    """Unlink in order, durably after the first; then drop folders that became empty."""
-    for number, name in enumerate(names):
-        (folder / name).unlink(missing_ok=True)
+    """Unlink in order what of it is there, durably after the first; then drop folders that became empty.
+
+    Names come from a journal or manifest: only what a listing of the folder shows is touched.
+    """
+    there = set(files_below(folder))
+    for number, name in enumerate(name for name in names if name in there):
+        (folder / name).unlink()
         if number == 0:
             fsync_folder(folder)
     for below in sorted((p for p in folder.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):

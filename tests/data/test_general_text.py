@@ -31,7 +31,8 @@ def digit_share(items):
 
 def test_file_form():
     raw = GENERAL.read_bytes()
-    assert raw.endswith(b"\n") and not raw.endswith(b"\n\n")
+    assert raw.endswith(b"\n")
+    assert not raw.endswith(b"\n\n")
     assert b"\r" not in raw
     for line in raw.decode("utf-8").splitlines():
         row = json.loads(line)

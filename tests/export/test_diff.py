@@ -339,10 +339,10 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path) -> None:
     from click.testing import CliRunner
 
-    from mathneuro_export.cli.diff import command
+    from mathneuro_export.cli.main import cli
 
     run_a, run_b, _, _ = two(tmp_path)
-    done = CliRunner().invoke(command, [str(run_a), str(run_b), "--csv", str(tmp_path / "x.csv"), "-q"])
+    done = CliRunner().invoke(cli, ["diff", str(run_a), str(run_b), "--csv", str(tmp_path / "x.csv"), "-q"])
     assert done.exit_code == 0
     assert "Jaccard" in done.stdout
     assert "comparable: yes" in done.stdout
@@ -353,7 +353,7 @@ def test_command_line(tmp_path: Path) -> None:
         ("--plot", "x.pdf"),
         ("--csv", "no/x.csv"),
     ):
-        done = CliRunner().invoke(command, [str(run_a), str(run_b), option, str(tmp_path / file)])
+        done = CliRunner().invoke(cli, ["diff", str(run_a), str(run_b), option, str(tmp_path / file)])
         assert isinstance(done.exception, UsageError), file
 
 

@@ -83,7 +83,7 @@ class Client:
             cwd=self.home,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=60,
             check=False,
         )
         assert TOKEN not in done.stdout + done.stderr
