@@ -23,7 +23,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed  ## ratios of time and memory; takes minutes
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in startup select_speed rewrite_speed scale_speed diff_speed; do echo "== $$script"; $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) demo-output
