@@ -13,11 +13,11 @@ from mathneuro_export.checkpoint.durable import copy_file, make_folder, remove_t
 from mathneuro_export.checkpoint.journal import Journal
 from mathneuro_export.checkpoint.output import check_output
 from mathneuro_export.checkpoint.regular import quote
-from mathneuro_export.errors import Error, ResourceError, UsageError
+from mathneuro_export.errors import Error, UsageError
 from mathneuro_export.export.diff_input import Input, no_masks, open_any
 from mathneuro_export.export.finish import entry, environment, tool
 from mathneuro_export.export.manifest import read_document, seal
-from mathneuro_export.export.work import RUN, WORK, abandon, begin, finish, is_finished
+from mathneuro_export.export.work import RUN, WORK, begin, is_finished, working
 from mathneuro_export.masks.mask import Mask
 from mathneuro_export.masks.maskfile import write_masks
 from mathneuro_export.masks.merge import OPERATIONS, merge
@@ -82,7 +82,6 @@ def combine(
     folder = Path(output)
     for item in inputs[1:]:
         check_output(folder, item.folder)
-    existed = folder.is_dir()
     journal = begin(
         folder,
         RUN,
@@ -93,20 +92,10 @@ def combine(
         resume=resume,
         overwrite=overwrite,
     )
-    try:
+    with working(folder, journal):
         if not is_finished(folder, RUN, journal):
             remove_temporaries(folder)
             _write(inputs, folder, op, journal, talk or Talk())
-    except Error as error:
-        if isinstance(error, ResourceError) or isinstance(error.__cause__, OSError):
-            journal.close()
-        else:
-            abandon(folder, journal, keep_folder=existed)
-        raise
-    except BaseException:
-        journal.close()
-        raise
-    finish(folder, journal)
     document = read_document(folder / RUN.manifest)
     return Combined(folder, op, len(document["tensors"]), _masked(document), document["warnings"])
 

@@ -141,12 +141,12 @@ def finish(folder: Path, journal: Journal) -> None:
     fsync_folder(folder)
 
 
-def abandon(folder: Path, journal: Journal, *, keep_folder: bool = True) -> None:
+def abandon(folder: Path, journal: Journal) -> None:
     """Remove everything this work wrote, and the folder too if the work made it and nothing else is in it."""
     files = journal.get("files")
     _remove(folder, files["planned"])
     finish(folder, journal)
-    if not (keep_folder and files["existed"]):
+    if not files["existed"]:
         with suppress(OSError):
             folder.rmdir()
 
