@@ -4,14 +4,17 @@ checkpoint -> targets -> calibration, or a RUN -> masks -> edited shards -> mani
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mathneuro_export.job import Job, kinds, prepare, prepare_apply
 from mathneuro_export.options import build_options
 from mathneuro_export.produce import costs, layout_of, produce
 from mathneuro_export.talk import Talk
+
+if TYPE_CHECKING:
+    from mathneuro_export.export.push import Pushed
 
 SILENT = Talk()
 
@@ -27,10 +30,13 @@ class Result:
     changed: int | None
     seconds: float
     warnings: list[dict[str, Any]]
+    pushed: "Pushed | None" = None
 
     def as_json(self) -> dict[str, Any]:
-        """The result as `--json` prints it."""
-        return {**asdict(self), "output": str(self.output), "manifest": str(self.manifest)}
+        """The result as `--json` prints it; `pushed` is there where it was asked for."""
+        values = {**asdict(self), "output": str(self.output), "manifest": str(self.manifest)}
+        pushed = values.pop("pushed")
+        return values if pushed is None else {**values, "pushed": pushed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ def identify(model: str | Path, output: str | Path, *, talk: Talk = SILENT, **op
     """Calibrate and select: write a RUN of statistics, masks and manifest; no checkpoint.
 
     Args:
-        model: folder of a Hugging Face checkpoint.
+        model: folder of a Hugging Face checkpoint, or `org/name[@revision]` on the Hub.
         output: folder of the RUN.
         talk: what is said on stderr; nothing by default.
         options: fields of `Options`, spelled as on the command line with underscores (`num_samples=100`).
@@ -63,7 +69,7 @@ def identify(model: str | Path, output: str | Path, *, talk: Talk = SILENT, **op
         ResourceError: not enough memory or disk.
         Error: a bad model, corpus or RUN.
     """
-    return carry_out(job_of("identify", model, options), output, talk)
+    return carry_out(job_of("identify", model, options, talk=talk), output, talk)
 
 
 def scale(model: str | Path, output: str | Path, *, talk: Talk = SILENT, **options: Any) -> Result:
@@ -71,12 +77,12 @@ def scale(model: str | Path, output: str | Path, *, talk: Talk = SILENT, **optio
 
     Arguments and errors are those of `identify`.
     """
-    return carry_out(job_of("scale", model, options), output, talk)
+    return carry_out(job_of("scale", model, options, talk=talk), output, talk)
 
 
 def prune(model: str | Path, output: str | Path, *, talk: Talk = SILENT, **options: Any) -> Result:
     """`scale` with factor 0."""
-    return carry_out(job_of("prune", model, options), output, talk)
+    return carry_out(job_of("prune", model, options, talk=talk), output, talk)
 
 
 def apply(run: str | Path, model: str | Path, output: str | Path, *, talk: Talk = SILENT, **options: Any) -> Result:
@@ -84,7 +90,7 @@ def apply(run: str | Path, model: str | Path, output: str | Path, *, talk: Talk 
 
     Arguments and errors are those of `identify`; `factor` must be given, and no forward pass is made.
     """
-    return carry_out(job_of("apply", model, options, run), output, talk)
+    return carry_out(job_of("apply", model, options, run, talk=talk), output, talk)
 
 
 def plan(verb: str, model: str | Path, *, run: str | Path | None = None, **options: Any) -> Plan:
@@ -93,13 +99,23 @@ def plan(verb: str, model: str | Path, *, run: str | Path | None = None, **optio
     Args:
         verb: `identify`, `scale`, `prune` or `apply`; the latter wants `run`.
     """
-    return plan_of(job_of(verb, model, options, run))
+    return plan_of(job_of(verb, model, options, run, weights=False))
 
 
-def job_of(verb: str, model: str | Path, options: dict[str, Any], run: str | Path | None = None) -> Job:
-    """The checked job of a verb and its options."""
+def job_of(
+    verb: str,
+    model: str | Path,
+    options: dict[str, Any],
+    run: str | Path | None = None,
+    *,
+    weights: bool = True,
+    talk: Talk = SILENT,
+) -> Job:
+    """The checked job of a verb and its options; without `weights`, none is fetched of a MODEL on the Hub."""
     chosen = build_options(verb, options)
-    return prepare(verb, model, chosen) if run is None else prepare_apply(run, model, chosen)
+    if run is None:
+        return prepare(verb, model, chosen, weights=weights, talk=talk)
+    return prepare_apply(run, model, chosen, weights=weights, talk=talk)
 
 
 def plan_of(job: Job) -> Plan:
@@ -112,9 +128,14 @@ def carry_out(job: Job, output: str | Path, talk: Talk) -> Result:
     """Produce what a job describes in the folder `output`."""
     started = time.monotonic()
     folder = Path(output)
+    destination = None
+    if job.options.push_to_hub is not None:
+        from mathneuro_export.export.push import preflight, push_output
+
+        destination = preflight(job.options.push_to_hub, private=job.options.private, talk=talk)
     document = produce(job, folder, talk)
     counts = [tensor["count"] for tensor in document["tensors"].values()]
-    return Result(
+    result = Result(
         output=folder,
         manifest=folder / layout_of(job).manifest,
         targets=len(counts),
@@ -123,3 +144,4 @@ def carry_out(job: Job, output: str | Path, talk: Talk) -> Result:
         seconds=time.monotonic() - started,
         warnings=document["warnings"],
     )
+    return result if destination is None else replace(result, pushed=push_output(folder, destination, talk=talk))

@@ -63,8 +63,7 @@ def check_same_source(source: Source, run: Run) -> None:
         Error: names the first file that differs, and `apply`.
     """
     for name, entry in run.manifest.source.files.items():
-        path = source.folder / name
-        if not path.is_file() or path.stat().st_size != entry.size:
+        if source.size_of(name) != entry.size:
             raise not_the_source(name, source, run)
 
 

@@ -10,7 +10,8 @@ import mathneuro_export
 from mathneuro_export.basis import Basis, basis_of_masks, basis_of_run, check_same_source
 from mathneuro_export.calibration.corpus import Corpus, load_corpus
 from mathneuro_export.calibration.statistics import StatisticsFile
-from mathneuro_export.checkpoint.source import Source, open_source
+from mathneuro_export.checkpoint.hub import local_run, open_model
+from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error, UsageError
 from mathneuro_export.export.edit import check_factor
 from mathneuro_export.export.finish import unhashed
@@ -18,7 +19,9 @@ from mathneuro_export.export.run import Run, open_run
 from mathneuro_export.models.filters import UNUSED_HEAD, kind_of, narrow
 from mathneuro_export.models.targets import Note, Plan, Target, plan_targets
 from mathneuro_export.options import Options, flag, option_fields
+from mathneuro_export.talk import Talk
 
+SILENT = Talk()
 OWN = ("proportion", "control", "include", "exclude", "layers", "lm_head")
 """Options of a selection; at a RUN's own its stored masks are used."""
 
@@ -54,18 +57,18 @@ class Job:
         return None if self.edit is None else float(self.edit["factor"])
 
 
-def prepare(verb: str, model: str | Path, options: Options) -> Job:
-    """The job of `identify`, `scale` or `prune`.
+def prepare(verb: str, model: str | Path, options: Options, *, weights: bool = True, talk: Talk = SILENT) -> Job:
+    """The job of `identify`, `scale` or `prune`; without `weights`, none is fetched of a MODEL on the Hub.
 
     Raises:
         UsageError: options that contradict each other or match nothing.
         Error: a bad model, corpus or RUN.
     """
-    run = open_run(options.from_run) if options.from_run is not None else None
+    run = _run(options.from_run, options, talk) if options.from_run is not None else None
     inherited = run.manifest.selection.model_dump() if run is not None else {}
     if run is not None:
         _refuse_calibration_options(options, inherited)
-    source = open_source(model)
+    source = _source(model, options, weights, talk)
     corpora: tuple[Corpus, ...] = ()
     plan: Plan | None = None
     if run is None:
@@ -92,7 +95,9 @@ def prepare(verb: str, model: str | Path, options: Options) -> Job:
     return _checked(Job(verb, source, run, own, targets, skipped, selection, edit, corpora, plan, options))
 
 
-def prepare_apply(run: str | Path, model: str | Path, options: Options) -> Job:
+def prepare_apply(
+    run: str | Path, model: str | Path, options: Options, *, weights: bool = True, talk: Talk = SILENT
+) -> Job:
     """The job of `apply`: a RUN's masks on a checkpoint of the same names and shapes.
 
     Raises:
@@ -101,7 +106,7 @@ def prepare_apply(run: str | Path, model: str | Path, options: Options) -> Job:
     """
     if "factor" not in options.given:
         raise UsageError("--factor is missing: give the number to multiply the masked weights by, as 1.1 (0 prunes)")
-    opened, source = open_run(run), open_source(model)
+    opened, source = _run(run, options, talk), _source(model, options, weights, talk)
     basis = basis_of_masks(source, opened)
     if opened.masks is None:
         check_same_source(source, opened)
@@ -112,6 +117,21 @@ def prepare_apply(run: str | Path, model: str | Path, options: Options) -> Job:
     }
     selection = {**opened.manifest.selection.model_dump(), "parents": [opened.manifest.digest]}
     return _checked(Job("apply", source, opened, True, basis.linear, basis.skipped, selection, edit, (), None, options))
+
+
+def _source(model: str | Path, options: Options, weights: bool, talk: Talk) -> Source:
+    return open_model(
+        model,
+        revision=options.revision,
+        cache_dir=options.cache_dir,
+        offline=options.offline,
+        weights=weights,
+        talk=talk,
+    )
+
+
+def _run(spec: str | Path, options: Options, talk: Talk) -> Run:
+    return open_run(local_run(spec, cache_dir=options.cache_dir, offline=options.offline, talk=talk).folder)
 
 
 def _checked(job: Job) -> Job:

@@ -13,10 +13,10 @@ from mathneuro_export.errors import UsageError
 
 CONTROLS = ("random", "wanda", "wanda-matched", "mirror")
 GROUPS = {
-    "identify": ("calibration", "compute", "selection", "from", "work"),
-    "scale": ("calibration", "compute", "selection", "edit", "from", "work"),
-    "prune": ("calibration", "compute", "selection", "from", "work"),
-    "apply": ("edit", "work"),
+    "identify": ("calibration", "compute", "selection", "from", "work", "model", "hub"),
+    "scale": ("calibration", "compute", "selection", "edit", "from", "work", "model", "hub", "push"),
+    "prune": ("calibration", "compute", "selection", "from", "work", "model", "hub", "push"),
+    "apply": ("edit", "work", "model", "hub", "push"),
 }
 FLOAT32_MAX = 3.4028234663852886e38
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -67,6 +67,11 @@ class Options:
     resume: bool = _option(True, "work", "Go on with the same command's unfinished work.", flags="--resume/--no-resume")
     overwrite: bool = _option(False, "work", "Replace what an earlier run wrote.", flags="--overwrite")
     strict: bool = _option(False, "work", "Fail on a warning about tensors left out.", flags="--strict")
+    revision: str | None = _option(None, "model", "Branch, tag or commit of MODEL on the Hub.", metavar="REV")
+    cache_dir: str | None = _option(None, "hub", "The Hub's cache, if it is elsewhere.", metavar="DIR")
+    offline: bool = _option(False, "hub", "Take names of the Hub from its cache; ask nothing.", flags="--offline")
+    push_to_hub: str | None = _option(None, "push", "Push OUT when it is done, as org/name.", metavar="REPO_ID")
+    private: bool = _option(False, "push", "Make the repository that is pushed to private.", flags="--private")
     given: frozenset[str] = frozenset()
 
     @property
@@ -102,7 +107,7 @@ def build_options(verb: str, values: dict[str, Any]) -> Options:
         if name in given:
             value = given[name]
             given[name] = (value,) if isinstance(value, str | Path) else tuple(value)
-    for name in ("math", "batch_size", "blocks", "layers", "from_run"):
+    for name in ("math", "batch_size", "blocks", "layers", "from_run", "revision", "cache_dir", "push_to_hub"):
         if name in given:
             given[name] = str(given[name])
     if "general" in given:
@@ -130,6 +135,10 @@ def _check(options: Options) -> None:
         value = getattr(options, name)
         if value not in choices:
             raise UsageError(f"{flag(name)} {value}: expected one of {', '.join(c for c in choices if c)}")
+    if options.private and options.push_to_hub is None:
+        raise UsageError("--private: nothing is pushed; give --push-to-hub REPO_ID too, or leave it out")
+    if options.offline and options.push_to_hub is not None:
+        raise UsageError(f"--push-to-hub {options.push_to_hub}: cannot be beside --offline; push OUT later")
 
 
 def flag(name: str) -> str:

@@ -41,7 +41,7 @@ class Costs:
 def costs(job: Job) -> Costs:
     """Bytes read and written, and an upper estimate of the memory taken."""
     weights = sum(header.file_size for header in job.source.shards.values())
-    others = sum((job.source.folder / name).stat().st_size for name in job.source.carried)
+    others = sum(job.source.sizes[name] for name in job.source.carried)
     selected = sum(prod(target.shape) for target in job.targets)
     masks = int(selected * job.selection["proportion"]) * 2 + sum(8 * target.shape[0] for target in job.targets)
     written = 2 * masks + (weights + others if job.edit else 0) + (8 << 20)

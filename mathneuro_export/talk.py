@@ -1,9 +1,26 @@
 """What is said on stderr while work goes on; results go to stdout and are not this module's business."""
 
+import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
+
+
+def without_tokens(text: str) -> str:
+    """A text with everything that looks like a token of the Hub made unreadable."""
+    return _TOKEN.sub("hf_[redacted]", text)
+
+
+class RedactTokens(logging.Filter):
+    """Keeps tokens out of a log, those that a server repeats too."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = without_tokens(record.getMessage()), ()
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Which files beside the shards go to OUT, which do not, and where symbolic links may lead."""
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def check_file(folder: Path, name: str) -> Path:
     """Check that a name in the source is a regular file, or a link to one that may be read.
 
     A link may lead to a file of the folder that is itself carried, or from a snapshot of the Hub's cache
-    (`snapshots/REVISION`) into the `blobs` beside it.
+    (`snapshots/REVISION`) into its blobs (see `is_blob_of`).
 
     Args:
         folder: the source, resolved.
@@ -140,4 +141,19 @@ def check_file(folder: Path, name: str) -> Path:
 def _may_link(folder: Path, target: Path) -> bool:
     if target.is_relative_to(folder):
         return not _left_out(target.relative_to(folder).as_posix())
-    return folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
+    return is_blob_of(folder, target)
+
+
+def is_blob_of(folder: Path, target: Path) -> bool:
+    """Whether a resolved path is where links of a snapshot in the Hub's cache may lead.
+
+    That is the repository's own `blobs`, or the store that all repositories of a cache share (huggingface_hub 2):
+    `CACHE/blobs/XX/HASH`.
+    """
+    repository = folder.parent.parent
+    if folder.parent.name != "snapshots":
+        return False
+    if target.parent == repository / "blobs":
+        return True
+    shared = target.parent.parent == repository.parent / "blobs" and repository.name.startswith("models--")
+    return shared and re.fullmatch(r"[0-9a-f]{64}", target.name) is not None and target.parent.name == target.name[:2]

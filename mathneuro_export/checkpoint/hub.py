@@ -78,23 +78,61 @@ def local_folder(
     if name is None:
         return Resolved(Path(spec))
     store = Store(name, cache_dir, offline, talk)
+    planned = _planned(store)
+    if not weights:
+        return Resolved(store.folder, name.id, store.commit, planned)
+    source = open_source(store.folder, listing=planned)
+    store.fetch([*_plan_files(store), *source.shards, *source.carried])
+    return Resolved(store.folder, name.id, store.commit, Listing(store.sizes))
+
+
+def _plan_files(store: Store) -> set[str]:
+    return {_CONFIG, INDEX, f"{OWN_FOLDER}/{_MANIFEST}"} & store.sizes.keys()
+
+
+def _planned(store: Store) -> Listing:
+    """Fetch what a plan is made from: config, index, a former manifest, and the headers of shards not yet there."""
     if _CONFIG not in store.sizes:
-        raise Error(f"{name}: the repository has no {_CONFIG}; name one that holds a whole checkpoint")
-    plan = {_CONFIG, INDEX, f"{OWN_FOLDER}/{_MANIFEST}"} & store.sizes.keys()
-    store.fetch_small(plan)
+        raise Error(f"{store.name}: the repository has no {_CONFIG}; name one that holds a whole checkpoint")
+    store.fetch_small(_plan_files(store))
     layout = find_layout(store.folder, store.sizes.keys())
     for shard in layout.shards:
         if shard not in store.sizes:
             raise Error(
-                f"{name}: {layout.index} names {quote(shard)}, which the repository does not have; choose another"
+                f"{store.name}: {layout.index} names {quote(shard)}, which the repository does not have; choose another"
             )
-    headers = store.headers(layout.shards)
-    planned = Listing(store.sizes, headers, whole=False)
-    if not weights:
-        return Resolved(store.folder, name.id, store.commit, planned)
-    source = open_source(store.folder, listing=planned)
-    store.fetch([*plan, *source.shards, *source.carried])
+    return Listing(store.sizes, store.headers(layout.shards), whole=False)
+
+
+def local_plan(
+    spec: str | Path,
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    offline: bool = False,
+    talk: Talk = SILENT,
+) -> Resolved:
+    """What `inspect` looks at: a RUN's or OUT's manifest, or what `local_folder` fetches without weights.
+
+    Raises:
+        UsageError, ResourceError, Error: as `local_folder`.
+    """
+    name = reference(spec, revision)
+    if name is None:
+        return Resolved(Path(spec))
+    store = Store(name, cache_dir, offline, talk)
+    prefix = _prefix(store)
+    if prefix is None:
+        return Resolved(store.folder, name.id, store.commit, _planned(store))
+    store.fetch_small([prefix + _MANIFEST])
     return Resolved(store.folder, name.id, store.commit, Listing(store.sizes))
+
+
+def _prefix(store: Store) -> str | None:
+    """The folder of the manifest in a RUN or OUT; None where there is neither."""
+    if f"{OWN_FOLDER}/{_MANIFEST}" in store.sizes:
+        return f"{OWN_FOLDER}/"
+    return "" if _MANIFEST in store.sizes and _CONFIG not in store.sizes else None
 
 
 def local_run(
@@ -103,7 +141,6 @@ def local_run(
     cache_dir: str | Path | None = None,
     offline: bool = False,
     whole: bool = False,
-    plan: bool = False,
     talk: Talk = SILENT,
 ) -> Resolved:
     """The folder of a RUN or OUT: the local one, or the snapshot of a repository that holds a manifest.
@@ -112,7 +149,6 @@ def local_run(
         spec: a path, or `org/name[@revision]` where there is no such path.
         cache_dir, offline: as in `local_folder`.
         whole: fetch every file (of a RUN but its README.md), as `verify` wants; else manifest, statistics and masks.
-        plan: fetch the manifest alone.
 
     Raises:
         UsageError, ResourceError, Error: as `local_folder`; a repository without a manifest too.
@@ -121,25 +157,14 @@ def local_run(
     if name is None:
         return Resolved(Path(spec))
     store = Store(name, cache_dir, offline, talk)
-    prefix = f"{OWN_FOLDER}/" if f"{OWN_FOLDER}/{_MANIFEST}" in store.sizes else ""
-    if prefix + _MANIFEST not in store.sizes:
+    prefix = _prefix(store)
+    if prefix is None:
         raise Error(f"{name}: the repository holds no {_MANIFEST}, so it is neither a RUN nor an OUT; check the name")
-    store.fetch_small({prefix + _MANIFEST})
+    store.fetch_small([prefix + _MANIFEST])
     if whole:
         skipped = {".gitattributes", *(() if prefix else ("README.md",))}
         store.fetch(store.sizes.keys() - skipped)
-    elif not plan:
+    else:
         own = {f"{prefix}{stem}.safetensors" for stem in ("statistics", "masks")}
         store.fetch(own & store.sizes.keys())
     return Resolved(store.folder, name.id, store.commit, Listing(store.sizes))
-
-
-def kind_of(spec: str | Path, *, cache_dir: str | Path | None = None, offline: bool = False) -> str | None:
-    """What a repository holds, by its file list: "checkpoint", "run" or "output"; None for a local path."""
-    name = reference(spec)
-    if name is None:
-        return None
-    names = Store(name, cache_dir, offline, SILENT).sizes
-    if f"{OWN_FOLDER}/{_MANIFEST}" in names:
-        return "output"
-    return "run" if _MANIFEST in names and _CONFIG not in names else "checkpoint"

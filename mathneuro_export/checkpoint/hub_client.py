@@ -5,6 +5,7 @@ A token comes from the environment (`HF_TOKEN`) or the Hub's login and is never 
 
 import errno
 import importlib
+import logging
 import os
 import re
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import mathneuro_export
 
 from ..errors import Error, ResourceError, UsageError
-from ..talk import Talk
+from ..talk import RedactTokens, Talk
 from .regular import reason
 
 if TYPE_CHECKING:
@@ -38,11 +39,19 @@ def _prepare() -> None:
     from huggingface_hub import set_client_factory
 
     http = importlib.import_module("huggingface_hub.utils._http")
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(RedactTokens())
     answer = _timeout()
+    limits = {"connect": min(10.0, answer), "read": answer, "write": answer, "pool": answer}
+
+    def limit(request: Any) -> None:  # some of the client's calls ask for no timeout themselves
+        asked = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = {key: asked.get(key) or value for key, value in limits.items()}
 
     def factory() -> Any:
         client = http.default_client_factory()
-        client.timeout = utils().httpx.Timeout(connect=min(10.0, answer), read=answer, write=answer, pool=answer)
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "request": [*hooks.get("request", []), limit]}
         return client
 
     set_client_factory(factory)
@@ -265,7 +274,8 @@ def explain(error: BaseException, what: str, tries: int = 1) -> Error:
         said = f": {words}" if words else ""
         tried = f" after {tries} tries" if tries > 1 else ""
         step = "run the same command again later" if status >= 500 else "see what it says"
-        return Error(f"{what}: the Hub answered {status}{tried}{said}; {step}")
+        without = _XET if any(type(link) is ConnectionError for link in links) else ""  # hf_xet's own kind
+        return Error(f"{what}: the Hub answered {status}{tried}{said}; {step}{without}")
     if any(_is_network(link) for link in links):
         tried = f" in {tries} tries" if tries > 1 else ""
         return Error(

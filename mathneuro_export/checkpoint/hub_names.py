@@ -1,6 +1,9 @@
 """Names of repositories on the Hub: `org/name[@revision]`, and what tells them from local paths."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,6 +13,20 @@ from .regular import quote
 
 _ID: Final = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?/[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 _REVISION: Final = re.compile(r"[\w][\w./+-]{0,199}", re.ASCII)
+
+
+DEFAULTS: Final[ContextVar[tuple[str | None, bool]]] = ContextVar("hub_defaults", default=(None, False))
+"""Cache folder and whether to stay offline, for names that are resolved without saying so."""
+
+
+@contextmanager
+def hub_defaults(cache_dir: str | None, offline: bool) -> Iterator[None]:
+    """Set the cache folder and whether to stay offline for what is resolved within."""
+    token = DEFAULTS.set((cache_dir, offline))
+    try:
+        yield
+    finally:
+        DEFAULTS.reset(token)
 
 
 @dataclass(frozen=True, slots=True)

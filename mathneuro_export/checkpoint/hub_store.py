@@ -13,7 +13,7 @@ from ..talk import Talk
 from .durable import make_folder, require_space, write_bytes
 from .header import FIRST_BYTES, Header, header_end, parse_header
 from .hub_client import client_settings, connect, is_offline, retrying, utils
-from .hub_names import Reference
+from .hub_names import DEFAULTS, Reference
 from .regular import quote
 
 if TYPE_CHECKING:
@@ -37,9 +37,10 @@ class Store:
         from huggingface_hub.file_download import repo_folder_name
 
         self.name, self.talk = name, talk
-        self.cache = Path(cache_dir or constants.HF_HUB_CACHE).expanduser().resolve()
+        usual_cache, usually_offline = DEFAULTS.get()
+        self.cache = Path(cache_dir or usual_cache or constants.HF_HUB_CACHE).expanduser().resolve()
         self.repository = self.cache / repo_folder_name(repo_id=name.id, repo_type="model")
-        self.api: HfApi | None = None if offline or is_offline() else connect()
+        self.api: HfApi | None = None if offline or usually_offline or is_offline() else connect()
         if self.api is None:
             self.commit = self._cached_commit()
             self.sizes = self._cached_sizes()
@@ -60,7 +61,7 @@ class Store:
                 self.talk,
             )
         except Error as error:
-            raise Error(str(error).replace(": no such repo", ": no such folder here, and no such repo", 1)) from error
+            raise Error(str(error).replace(": no such repo", ": no such directory, and no such repo", 1)) from error
         if info.sha is None or not _COMMIT.fullmatch(info.sha):
             raise Error(f"{self.name}: the Hub named no commit; run the same command again")
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
@@ -84,7 +85,7 @@ class Store:
         with suppress(OSError, UnicodeError):
             commit = commit or (self.repository / "refs" / wanted).read_text().strip()
         if not _COMMIT.fullmatch(commit) or not (self.repository / "snapshots" / commit).is_dir():
-            raise Error(f"{self.name}: is not in the cache; run the same command once without --offline")
+            raise Error(f"{self.name}: no such directory, and not in the cache; run the same command once online")
         return commit
 
     def _cached_sizes(self) -> dict[str, int]:
@@ -122,7 +123,7 @@ class Store:
         if self.api is None:
             raise Error(
                 f"{self.name}: {missing[0]} is not in the cache ({len(missing)} files missing); run the same command"
-                " once without --offline"
+                " once online"
             )
         total = sum(self.sizes[name] for name in missing)
         require_space(self.cache, total)

@@ -102,7 +102,7 @@ def open_source(model: str | Path, revision: str | None = None, listing: Listing
         for name in files.carried:
             check_file(folder, name)
     others = [*files.carried, *([layout.index] if layout.index else [])]
-    identity, commit = _identity(folder)
+    identity, commit = identity_of(folder)
     return Source(
         folder=folder,
         id=identity,
@@ -131,7 +131,8 @@ def _resolve(model: str | Path) -> Path:
     raise Error(f"MODEL {quote(str(model))}: {found}; name a folder with config.json and safetensors weights")
 
 
-def _identity(folder: Path) -> tuple[str, str | None]:
+def identity_of(folder: Path) -> tuple[str, str | None]:
+    """Hub id and commit of a snapshot in the Hub's cache; of any other folder its last name and None."""
     cache = folder.parent.parent.name
     if folder.parent.name == "snapshots" and cache.startswith("models--"):
         owner, _, name = cache.removeprefix("models--").partition("--")

@@ -2,7 +2,7 @@
 
 import click
 
-from mathneuro_export.cli.common import habits, print_json
+from mathneuro_export.cli.common import habits, hub_options, print_json
 from mathneuro_export.masks.merge import OPERATIONS
 from mathneuro_export.talk import Talk
 
@@ -15,6 +15,7 @@ from mathneuro_export.talk import Talk
 )
 @click.option("--resume/--no-resume", default=True, help="Go on with unfinished work of the same command.")
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier run wrote.")
+@hub_options
 @habits
 def command(
     inputs: tuple[str, ...], output: str, op: str, resume: bool, overwrite: bool, as_json: bool, talk: Talk

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from mathneuro_export.options import flag, option_fields
-from mathneuro_export.talk import Talk
+from mathneuro_export.talk import RedactTokens, Talk
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT}
@@ -47,6 +47,21 @@ def _empty_is_none(ctx: click.Context, parameter: click.Parameter, value: tuple[
     return value or None
 
 
+def hub_options(function: Function) -> Function:
+    """`--cache-dir` and `--offline`, which hold for every name of the Hub that the command resolves."""
+
+    @click.option("--cache-dir", metavar="DIR", help="The Hub's cache, if it is elsewhere.")
+    @click.option("--offline", is_flag=True, help="Take names of the Hub from its cache; ask nothing.")
+    @functools.wraps(function)
+    def wrapped(*, cache_dir: str | None, offline: bool, **values: Any) -> Any:
+        from mathneuro_export.checkpoint.hub_names import hub_defaults
+
+        with hub_defaults(cache_dir, offline):
+            return function(**values)
+
+    return cast("Function", wrapped)
+
+
 def habits(function: Function) -> Function:
     """`--json`, `-q`, `-v` and `--no-progress`; the command gets `as_json` and `talk`."""
 
@@ -57,6 +72,8 @@ def habits(function: Function) -> Function:
     @functools.wraps(function)
     def wrapped(*, as_json: bool, quiet: bool, verbose: int, no_progress: bool, **values: Any) -> Any:
         logging.basicConfig(level=logging.DEBUG if verbose > 1 else logging.WARNING, stream=sys.stderr)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(RedactTokens())
         talk = Talk(sentences=not quiet, bars=not quiet and not no_progress and sys.stderr.isatty())
         return function(as_json=as_json, talk=talk, **values)
 

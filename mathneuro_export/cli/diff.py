@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mathneuro_export.cli.common import habits, print_json
+from mathneuro_export.cli.common import habits, hub_options, print_json
 from mathneuro_export.talk import Talk
 
 
@@ -17,6 +17,7 @@ from mathneuro_export.talk import Talk
 @click.option("--plot", "plot_file", metavar="FILE.png|svg", help="Heatmap of layers and kinds, or of all pairs.")
 @click.option("--html", "html_file", metavar="FILE", help="One page with summary, heatmap and sortable tables.")
 @click.option("--strict", is_flag=True, help="Fail on a warning.")
+@hub_options
 @habits
 def command(
     inputs: tuple[str, ...],

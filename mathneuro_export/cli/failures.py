@@ -31,6 +31,11 @@ def _describe(error: BaseException) -> tuple[int, str]:
     for kind, code, text in TABLE:
         if isinstance(error, kind):
             return code, text
+    if type(error).__module__.partition(".")[0] in ("huggingface_hub", "httpx", "httpx2", "hf_xet"):
+        from mathneuro_export.checkpoint.hub_client import explain
+
+        told = explain(error, "the Hub")
+        return told.exit_code, str(told)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = error.filename or "while writing"
         return 4, f"no space left on the disk ({where}); free some and run the command again"

@@ -9,6 +9,7 @@ import click
 
 import mathneuro_export
 from mathneuro_export.cli.failures import describe
+from mathneuro_export.talk import without_tokens
 
 COMMANDS = {
     "identify": "Calibrate and select: statistics, masks and manifest, no checkpoint.",
@@ -20,6 +21,7 @@ COMMANDS = {
     "export-mask": "Masks in other tools' formats.",
     "inspect": "Tell what a checkpoint, RUN or OUT holds, from headers and manifest.",
     "verify": "Prove what was changed.",
+    "push": "Take OUT or RUN to the Hub.",
     "demo": "The bundled model: identify, scale, prune, controls, verify, measures.",
 }
 
@@ -64,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
         if _wants_traceback(arguments):
             import traceback
 
-            traceback.print_exc()
+            print(without_tokens(traceback.format_exc()), end="", file=sys.stderr)
         print(line, file=sys.stderr, flush=True)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -49,7 +49,7 @@ def make(
 
     if output is None and not dry_run:
         raise click.UsageError("Missing option '-o' / '--output': give the folder to write")
-    job = job_of(verb, model, values, run)
+    job = job_of(verb, model, values, run, weights=output is not None and not dry_run, talk=talk)
     if output is None or dry_run:
         plan = plan_of(job)
         print_json(plan.as_json()) if as_json else click.echo(_plan_text(plan))
@@ -80,4 +80,5 @@ def _plan_text(plan: "Plan") -> str:
 def _result_text(result: "Result") -> str:
     changed = "" if result.changed is None else f", {result.changed:,} changed"
     counts = f"{result.targets} targets, {result.masked:,} weights masked{changed}"
-    return f"{result.output}: {counts}, {result.seconds:.1f} s\n{result.manifest}"
+    pushed = "" if result.pushed is None else f"\n{result.pushed.url}\ncommit {result.pushed.commit}"
+    return f"{result.output}: {counts}, {result.seconds:.1f} s\n{result.manifest}{pushed}"

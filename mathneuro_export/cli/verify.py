@@ -1,10 +1,8 @@
 """`mathneuro-export verify`."""
 
-from pathlib import Path
-
 import click
 
-from mathneuro_export.cli.common import habits, print_json
+from mathneuro_export.cli.common import habits, hub_options, print_json
 from mathneuro_export.errors import VerificationError
 from mathneuro_export.talk import Talk
 
@@ -12,12 +10,15 @@ from mathneuro_export.talk import Talk
 @click.command("verify")
 @click.argument("folder", metavar="OUT|RUN")
 @click.option("--base", metavar="MODEL", help="The source: prove masks and formula element by element.")
+@hub_options
 @habits
 def command(folder: str, base: str | None, as_json: bool, talk: Talk) -> None:
     """Prove that OUT or RUN is what its manifest says; with --base, that only the masked weights differ."""
+    from mathneuro_export.checkpoint.hub import local_folder, local_run
     from mathneuro_export.export.verify import verify
 
-    report = verify(Path(folder), Path(base) if base else None)
+    path = local_run(folder, whole=True, talk=talk).folder
+    report = verify(path, local_folder(base, talk=talk).folder if base else None)
     if as_json:
         print_json(report.as_json())
     else:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from .licences import duty_of
+
 if TYPE_CHECKING:
     from mathneuro_export.checkpoint.source import Source
 
@@ -109,6 +111,9 @@ def _kept(document: Mapping[Any, Any]) -> dict[str, Any]:
         if value and (len(value) == 1 or key in _LISTS):
             kept[key] = value if isinstance(document[key], list) and key in _LISTS else value[0]
     kept["tags"] = _strings(document.get("tags"))
+    bases = [name for name in _strings(document.get("base_model")) if _is_hub_id(name)]
+    if bases:
+        kept["base_model"] = bases
     return kept
 
 
@@ -149,7 +154,7 @@ def build_card(
         warnings.append({"code": "base-card", "message": _clean(message), "file": "README.md"})
     sections = [
         f"---\n{_yaml(_metadata(source, base.metadata))}---\n",
-        _head(source, document),
+        _head(source, document, base.metadata),
         _changes(source, document),
         _proof(source, document),
         _LIMITS,
@@ -163,10 +168,13 @@ def build_card(
 
 
 def _metadata(source: "Source", base: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in base.items() if key != "tags"}
+    kept = {key: value for key, value in base.items() if key not in ("tags", "base_model")}
+    named = base.get("base_model", [])
     own: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if source.revision is not None and _is_hub_id(source.id):
-        own |= {"base_model": source.id, "base_model_relation": "finetune"}
+        named = [source.id]
+    if named:
+        own |= {"base_model": named[0] if len(named) == 1 else named, "base_model_relation": "finetune"}
     tags = list(dict.fromkeys([*base.get("tags", []), *_TAGS]))
     return {**own, **kept, "tags": tags}
 
@@ -188,15 +196,17 @@ def _action(edit: Mapping[str, Any]) -> str:
     return f"multiplied by {_number(edit.get('factor'))}"
 
 
-def _head(source: "Source", document: Mapping[str, Any]) -> str:
+def _head(source: "Source", document: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     name = source.id.rpartition("/")[2]
     control = document["selection"].get("control")
     which = "control weights" if control else "math-specific weights"
     title = f"# {_inline(name)}, {which} {_action(document['edit'])}\n"
     kind = f" It is a **control** ({_inline(control)}), made to compare the math edit with." if control else ""
+    duty = duty_of(base)
+    notice = f"\n{duty.notice}\n" if duty is not None and duty.notice else ""
     return (
         f"{title}\nThis is {_base(source)} with some weights {_action(document['edit'])} and every other byte of its"
-        f" weights as it was.{kind} It was made by {_inline(_tool(document))} and has not been evaluated.\n"
+        f" weights as it was.{kind} It was made by {_inline(_tool(document))} and has not been evaluated.\n{notice}"
     )
 
 

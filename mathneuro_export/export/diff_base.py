@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mathneuro_export.checkpoint.header import Header, map_tensor, read_header
+from mathneuro_export.checkpoint.hub import open_model
 from mathneuro_export.checkpoint.regular import quote
 from mathneuro_export.checkpoint.rewrite import digest_file
-from mathneuro_export.checkpoint.source import Source, open_source
+from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error
 from mathneuro_export.export.diff_input import Input, check_digest, no_masks
 from mathneuro_export.export.run import corpus_order
@@ -38,7 +39,7 @@ def open_base(item: Input, folder: str | Path, option: str, talk: Talk) -> Base:
     Raises:
         Error: it is no checkpoint, or not the one the run's masks were made for.
     """
-    source = open_source(folder)
+    source = open_model(folder, talk=talk)
     files = sorted({entry.file for entry in item.tensors.values()})
     sizes = [item.manifest.source.files[file].size if file in item.manifest.source.files else 0 for file in files]
     with talk.bar(f"hash {option}", sum(sizes), "B") as advance:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mathneuro_export.checkpoint.hub import local_run
 from mathneuro_export.checkpoint.regular import quote
 from mathneuro_export.errors import Error
 from mathneuro_export.export.manifest import Manifest, TensorEntry, digest_of, parse, read_document
@@ -76,13 +77,13 @@ def check_digest(item: Input, name: str, mask: Mask) -> None:
 
 
 def open_any(spec: str | Path) -> Input:
-    """Open a RUN, an OUT, or the path of a manifest with the masks beside it.
+    """Open a RUN or an OUT, local or on the Hub, or the path of a manifest with the masks beside it.
 
     Raises:
         Error: nothing of the kind is there, the manifest is damaged, of another schema, or differs from its own
             digest, or the masks are those of other targets.
     """
-    path, said = Path(spec), str(spec)
+    path, said = local_run(spec).folder, str(spec)
     manifest_path = _locate(path, said)
     document = read_document(manifest_path)
     manifest = parse(document, f"{said}: {manifest_path.name}")

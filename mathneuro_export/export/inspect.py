@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mathneuro_export.checkpoint.header import Header, read_header
-from mathneuro_export.checkpoint.source import open_source
+from mathneuro_export.checkpoint.hub import local_plan
+from mathneuro_export.checkpoint.source import Listing, identity_of, open_source
 from mathneuro_export.checkpoint.strictjson import read_json
 from mathneuro_export.errors import Error
 
@@ -22,41 +23,46 @@ _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8", "F6", "F4")
 
 
-def inspect(path: str | Path) -> dict[str, Any]:
-    """Describe a folder as a JSON object; its `kind` is "checkpoint", "run" or "output".
+def inspect(path: str | Path, listing: Listing | None = None) -> dict[str, Any]:
+    """Describe a folder or a repository on the Hub as a JSON object; its `kind` is "checkpoint", "run" or "output".
 
-    What cannot be read is named in `problems`, and what could not be told because of it is null.
+    `listing` tells what belongs to it where the folder holds a part only. What cannot be read is named in `problems`,
+    and what could not be told because of it is null.
 
     Raises:
         Error: no folder, or one that holds neither a manifest nor a config nor safetensors.
     """
+    if listing is None:
+        found = local_plan(path)
+        path, listing = found.folder, found.listing
     path = Path(path)
     if not path.is_dir():
         raise Error(f"{path.name}: no such folder, expected a checkpoint, RUN or OUT; name its folder")
     if os.path.lexists(path / "mathneuro" / "manifest.json"):
-        return _manifest(path, "output", "mathneuro/manifest.json")
+        return _manifest(path, "output", "mathneuro/manifest.json", listing)
     if os.path.lexists(path / "manifest.json"):
-        return _manifest(path, "run", "manifest.json")
+        return _manifest(path, "run", "manifest.json", listing)
     if (path / "config.json").exists() or any(path.glob("*.safetensors")):
-        return _checkpoint(path)
+        return _checkpoint(path, listing)
     raise Error(
         f"{path.resolve().name}: holds no manifest, no config.json and no safetensors; name a checkpoint, RUN or OUT"
     )
 
 
-def _checkpoint(path: Path) -> dict[str, Any]:
+def _checkpoint(path: Path, listing: Listing | None) -> dict[str, Any]:
     problems: list[str] = []
     carried: list[str] | None = None
     left_out: list[str] | None = None
-    identity, revision = path.resolve().name, None
+    identity, revision = identity_of(path.resolve())
     try:
-        source = open_source(path)
+        source = open_source(path, listing=listing)
         config, shards = source.config, source.shards
         carried, left_out = list(source.carried), list(source.left_out)
         identity, revision = source.id, source.revision
     except Error as error:
         problems.append(str(error))
         config, shards = _config(path, problems), _headers(path, problems)
+        shards = {**shards, **(listing.headers if listing else {})}
     tensors = {
         info.name: {"shape": list(info.shape), "dtype": info.dtype, "file": file}
         for file, header in shards.items()
@@ -163,18 +169,18 @@ def _largest(shards: Mapping[str, Header]) -> dict[str, Any] | None:
     return {"name": info.name, "shape": list(info.shape), "dtype": info.dtype, "bytes": info.nbytes}
 
 
-def _manifest(path: Path, kind: str, name: str) -> dict[str, Any]:
+def _manifest(path: Path, kind: str, name: str, listing: Listing | None) -> dict[str, Any]:
     try:
         document = read_document(path / name)
         manifest = parse(document, name)
     except Error as error:
-        return {"kind": kind, "id": path.resolve().name, "problems": [str(error)], "digest_ok": False}
+        return {"kind": kind, "id": identity_of(path.resolve())[0], "problems": [str(error)], "digest_ok": False}
     weights = sum(math.prod(entry.shape) for entry in manifest.tensors.values())
     edit = manifest.edit
     digest_ok = digest_of(document) == manifest.digest
     return {
         "kind": kind,
-        "id": path.resolve().name,
+        "id": identity_of(path.resolve())[0],
         "tool": manifest.tool.model_dump(),
         "created": manifest.created,
         "source": {key: getattr(manifest.source, key) for key in ("id", "revision", "architecture", "parent")},
@@ -191,7 +197,7 @@ def _manifest(path: Path, kind: str, name: str) -> dict[str, Any]:
         "left_out": manifest.left_out,
         "files": len(manifest.output),
         "bytes": sum(entry.size for entry in manifest.output.values()),
-        "missing": sorted(file for file, entry in manifest.output.items() if not _is_there(path / file, entry)),
+        "missing": sorted(file for file, entry in manifest.output.items() if not _is_there(path, file, entry, listing)),
         "warnings": manifest.warnings,
         "digest": manifest.digest,
         "digest_ok": digest_ok,
@@ -201,9 +207,11 @@ def _manifest(path: Path, kind: str, name: str) -> dict[str, Any]:
     }
 
 
-def _is_there(path: Path, entry: FileEntry) -> bool:
+def _is_there(path: Path, file: str, entry: FileEntry, listing: Listing | None) -> bool:
+    if listing is not None:
+        return listing.sizes.get(file) == entry.size
     try:
-        return path.stat().st_size == entry.size
+        return (path / file).stat().st_size == entry.size
     except OSError:
         return False
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mathneuro_export.checkpoint.header import Header, TensorInfo, read_header
+from mathneuro_export.checkpoint.hub import local_folder, local_run
 from mathneuro_export.errors import Error
 
 from . import verify_files, verify_manifest, verify_selection, verify_shards
@@ -75,17 +76,18 @@ def verify(folder: str | Path, base: str | Path | None = None, progress: Progres
     Damage of whatever kind is a problem in the report, never an exception.
 
     Args:
-        folder: the RUN or OUT.
-        base: the checkpoint it was made from, a local folder.
+        folder: the RUN or OUT, a folder or a repository on the Hub.
+        base: the checkpoint it was made from, likewise.
         progress: called with the stage, the bytes done and the bytes of the stage.
 
     Raises:
         Error: `folder` is neither a RUN nor an OUT, or `base` is no folder.
     """
-    folder = Path(folder)
+    folder = local_run(folder, whole=True).folder
+    base = None if base is None else local_folder(base).folder
     kind, name = locate(folder)
-    if base is not None and not Path(base).is_dir():
-        raise Error(f"{Path(base).name}: no such folder, expected the base as a checkpoint; name its folder")
+    if base is not None and not base.is_dir():
+        raise Error(f"{base.name}: no such folder, expected the base as a checkpoint; name its folder")
     found, problems = verify_files.scan(folder)
     if name not in found:
         return _report([*problems, Problem(name, None, "is no regular file, nothing could be checked")], 0, 0, [])
@@ -102,7 +104,7 @@ def verify(folder: str | Path, base: str | Path | None = None, progress: Progres
     _check_manifest(work, name)
     _check_own_files(work, found)
     if base is not None:
-        _check_base(work, Path(base), name, found)
+        _check_base(work, base, name, found)
     elif kind == "output":
         _take_names(work, folder, manifest.output, name)
     return _report(work.problems, len(readable) + 1, work.elements, _notes(work, base is not None))

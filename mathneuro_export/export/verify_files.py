@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from mathneuro_export.checkpoint.carry import is_blob_of
 from mathneuro_export.errors import Error
 
 from .manifest import FileEntry
@@ -21,10 +22,9 @@ def scan(folder: Path) -> tuple[list[str], list[Problem]]:
     """The POSIX names of the regular files below a folder, sorted, and a problem for whatever else is there.
 
     `.git/` and `.cache/` at the top are not entered. A link is a file only where it leads from a snapshot of the
-    Hub's cache into that cache's `blobs`.
+    Hub's cache into that cache's blobs.
     """
     root = folder.resolve()
-    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else None
     files: list[str] = []
     problems: list[Problem] = []
     pending = [""]
@@ -42,7 +42,7 @@ def scan(folder: Path) -> tuple[list[str], list[Problem]]:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 pending.append(name + "/")
-            elif entry.is_file(follow_symlinks=False) or (entry.is_symlink() and _into(root / name, blobs)):
+            elif entry.is_file(follow_symlinks=False) or (entry.is_symlink() and _is_blob(root, root / name)):
                 files.append(name)
             else:
                 kind = "a link" if entry.is_symlink() else "a special file"
@@ -50,10 +50,10 @@ def scan(folder: Path) -> tuple[list[str], list[Problem]]:
     return sorted(files), problems
 
 
-def _into(link: Path, blobs: Path | None) -> bool:
+def _is_blob(root: Path, link: Path) -> bool:
     try:
         target = link.resolve(strict=True)
-        return target.parent == blobs and stat.S_ISREG(target.stat().st_mode)
+        return is_blob_of(root, target) and stat.S_ISREG(target.stat().st_mode)
     except (OSError, RuntimeError):
         return False
 

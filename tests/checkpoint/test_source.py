@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from mathneuro_export.checkpoint.source import open_source
+from mathneuro_export.checkpoint.source import Listing, open_source
 from mathneuro_export.checkpoint.strictjson import canonical
 from mathneuro_export.errors import Error
 
@@ -367,6 +367,20 @@ def test_hub_cache_of_a_repository_without_an_owner(tmp_path):
     assert open_source(hub_cache(tmp_path, "models--gpt2")).id == "gpt2"
 
 
+def test_hub_cache_with_a_store_for_all_repositories(tmp_path):
+    """snapshots/REVISION/file -> ../../blobs/HASH -> CACHE/blobs/XX/HASH, as huggingface_hub 2 keeps xet files."""
+    snapshot = hub_cache(tmp_path)
+    name = "ab" * 32
+    (tmp_path / "blobs/ab").mkdir(parents=True)
+    blob = next(path.resolve() for path in sorted(snapshot.glob("*.safetensors")))
+    blob.rename(tmp_path / "blobs/ab" / name)
+    blob.symlink_to(f"../../blobs/ab/{name}")
+    assert open_source(snapshot).id == "org/name--x"
+    put(tmp_path, "blobs/ab/other")
+    (snapshot / "x").symlink_to("../../../blobs/ab/other")
+    refused(snapshot, "abc123/x: is a link that leads out")
+
+
 def test_links_from_a_snapshot_elsewhere(tmp_path):
     snapshot = hub_cache(tmp_path)
     put(tmp_path / "models--org--name--x", "refs/main")
@@ -386,3 +400,30 @@ def test_no_unreadable_header_is_passed_over(tmp_path):
     folder = make_model(tmp_path / "m", TENSORS, index=TWO)
     (folder / "model-2.safetensors").write_bytes(shard(TENSORS)[:-2])
     refused(folder, "m/model-2.safetensors: truncated")
+
+
+def test_a_listing_tells_what_the_folder_does_not_hold(tmp_path):
+    whole = make_model(tmp_path / "whole", TENSORS, index=TWO)
+    for name in (
+        "pytorch_model.bin",
+        "original/x.pth",
+        "extra.safetensors",
+        "sub/deep.txt",
+        "mathneuro/masks.safetensors",
+    ):
+        put(whole, name)
+    (whole / "original" / "y.txt").write_text("y")
+    known = open_source(whole)
+    sizes = {path.relative_to(whole).as_posix(): path.stat().st_size for path in whole.rglob("*") if path.is_file()}
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in ("config.json", known.index):
+        (part / name).write_bytes((whole / name).read_bytes())
+    listing = Listing(sizes, known.shards, whole=False)
+    source = open_source(part, listing=listing)
+    for name in ("shards", "tensors", "carried", "left_out", "stray", "sizes", "index"):
+        assert getattr(source, name) == getattr(known, name)
+    assert source.size_of("sub/deep.txt") == sizes["sub/deep.txt"]
+    assert source.size_of("pytorch_model.bin") is None
+    with pytest.raises(Error, match="deep"):
+        open_source(part, listing=Listing(sizes, known.shards))

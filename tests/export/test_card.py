@@ -84,12 +84,37 @@ class TestMetadata:
             "tags": ["mathneuro", "mathneuro-export", "unevaluated"],
         }
 
-    def test_no_base_model_for_a_folder(self, made):
+    def test_a_folder_is_named_by_its_card_or_not_at_all(self, made):
         source, document = made
+        plain = BASE.replace("base_model: org/older\n", "")
         for other in (source, dataclasses.replace(source, id="a b", revision="main")):
             card, _ = build_card(other, document, BASE)
-            assert "base_model" not in split(card)[0]
+            assert split(card)[0]["base_model"] == "org/older"
+            assert split(card)[0]["base_model_relation"] == "finetune"
             assert "--base BASE" in card
+            metadata = split(build_card(other, document, plain)[0])[0]
+            assert not {"base_model", "base_model_relation"} & metadata.keys()
+
+    def test_local_paths_in_a_card_are_no_base(self, made):
+        text = BASE.replace("org/older", "[/home/someone/model, ../x, 7]")
+        assert "base_model" not in split(build_card(*made, text)[0])[0]
+
+    def test_two_bases(self, made):
+        text = BASE.replace("org/older", "[org/one, org/two]")
+        assert split(build_card(*made, text)[0])[0]["base_model"] == ["org/one", "org/two"]
+
+    @pytest.mark.parametrize(
+        ("licence", "notice"),
+        [
+            ("llama3", "Built with Meta Llama 3."),
+            ("llama3.1", "Built with Llama."),
+            ("llama4", "Built with Llama."),
+            ("gemma", "Gemma is provided under"),
+        ],
+    )
+    def test_notices(self, made, licence, notice):
+        assert notice in build_card(*made, f"---\nlicense: {licence}\n---\n")[0]
+        assert notice not in build_card(*made, BASE)[0]
 
     @pytest.mark.parametrize(
         "header", ["a: [", "a: b: c", "- x", "just text", "!!python/object:os.system {}", "[" * 5000]

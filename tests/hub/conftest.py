@@ -83,7 +83,7 @@ class Client:
             cwd=self.home,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert TOKEN not in done.stdout + done.stderr

@@ -97,7 +97,14 @@ class Hub:
         return self.state.repositories[name]
 
     def content(self, name: str, path: str, ref: str = "main") -> bytes:
-        return self.state.blob(self.repository(name).head(ref).files[path].key).read_bytes()
+        return self.read(self.repository(name).head(ref).files[path])
+
+    def read(self, file: File) -> bytes:
+        blob = self.state.blob(file.key)
+        with self.lock:
+            if self.xet and file.lfs and not blob.exists():
+                xet_store.fetch(self.root, file.lfs, file.size, blob)
+        return blob.read_bytes()
 
     def fail(
         self,
@@ -402,10 +409,8 @@ class _Handler(BaseHTTPRequestHandler):
             elif item["key"] == "file":
                 files[value["path"]] = self.hub.state.store(base64.b64decode(value["content"]), large=False)
             elif item["key"] == "lfsFile":
-                blob = self.hub.state.blob(value["oid"])
-                if self.hub.xet and not blob.exists():
-                    xet_store.fetch(self.hub.root, value["oid"], value["size"], blob)
-                if not blob.exists():
+                stored = self.hub.xet and xet_store.hash_of(self.hub.root, value["oid"]) is not None
+                if not stored and not self.hub.state.blob(value["oid"]).exists():
                     return self.refuse(422, f"LFS pointer pointed to a file that does not exist: {value['path']}")
                 files[value["path"]] = large_file(value["oid"], value["size"])
             elif item["key"] == "deletedFile":
@@ -479,9 +484,11 @@ class _Handler(BaseHTTPRequestHandler):
             if found:
                 route = f"{self.hub.url}/api/models/{name}/xet-read-token/{commit.oid}"
                 headers |= {"X-Xet-Hash": found, "X-Xet-Refresh-Route": route, "Link": f'<{route}>; rel="xet-auth"'}
-        data, status = self.hub.state.blob(file.key).read_bytes(), 200
+        if self.command == "HEAD":
+            return self.send(200, None, {**headers, "Content-Length": str(file.size)})
+        data, status = self.hub.read(file), 200
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted and self.command == "GET":
+        if wanted:
             start, end = int(wanted[1]), min(int(wanted[2] or file.size), file.size - 1)
             if start >= file.size:
                 return self.refuse(416, "no such range")
