@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mathneuro_export.export.counts import total
 from mathneuro_export.job import Job, kinds, prepare, prepare_apply
 from mathneuro_export.options import build_options
 from mathneuro_export.produce import costs, layout_of, produce
@@ -118,8 +119,8 @@ def carry_out(job: Job, output: str | Path, talk: Talk) -> Result:
         output=folder,
         manifest=folder / layout_of(job).manifest,
         targets=len(counts),
-        masked=sum(count["masked"] for count in counts),
-        changed=None if job.edit is None else sum(count["changed"] for count in counts),
+        masked=sum(total(count["masked"]) for count in counts),
+        changed=None if job.edit is None else sum(total(count["changed"]) for count in counts),
         seconds=time.monotonic() - started,
         warnings=document["warnings"],
     )

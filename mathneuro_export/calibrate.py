@@ -57,7 +57,7 @@ def calibrate_job(job: Job, path: Path, talk: Talk) -> dict[str, Any]:
             chat_template=options.chat_template,
             progress=advance,
         )
-    axes = {target.name: target.input_axis for target in job.plan.observed}
+    axes = {target.name: target.input_axis for target in job.plan.linear}
     head = job.plan.lm_head.name if job.plan.lm_head else None
     digest = write_statistics(path, calibration.statistics, axes, head)
     return {
@@ -70,7 +70,7 @@ def calibrate_job(job: Job, path: Path, talk: Talk) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "kernels": {"attention": str(getattr(model.config, "_attn_implementation", None))},
         },
-        "unobserved": [target.name for target in job.plan.observed if target.name not in calibration.observed],
+        "unobserved": [target.name for target in job.plan.linear if target.name not in calibration.observed],
         "notes": [note.as_warning() for note in calibration.notes],
     }
 

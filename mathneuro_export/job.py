@@ -15,11 +15,11 @@ from mathneuro_export.errors import Error, UsageError
 from mathneuro_export.export.edit import check_factor
 from mathneuro_export.export.finish import unhashed
 from mathneuro_export.export.run import Run, open_run
-from mathneuro_export.models.filters import UNUSED_HEAD, kind_of, narrow
+from mathneuro_export.models.filters import kind_of, narrow
 from mathneuro_export.models.targets import Note, Plan, Target, plan_targets
 from mathneuro_export.options import Options, flag, option_fields
 
-OWN = ("proportion", "control", "include", "exclude", "layers", "lm_head")
+OWN = ("proportion", "control", "include", "exclude", "layers", "lm_head", "min_expert_tokens")
 """Options of a selection; at a RUN's own its stored masks are used."""
 
 
@@ -71,8 +71,7 @@ def prepare(verb: str, model: str | Path, options: Options) -> Job:
         selection = _selection(options, {})
         plan = plan_targets(source)
         head = plan.lm_head.name if plan.lm_head else None
-        structural = {reason: names for reason, names in plan.skipped.items() if reason != UNUSED_HEAD}
-        basis = Basis(plan.observed, head, structural)
+        basis = Basis(plan.linear, head, plan.skipped)
         corpora = load_corpora(options)
     else:
         check_same_source(source, run)
@@ -85,7 +84,7 @@ def prepare(verb: str, model: str | Path, options: Options) -> Job:
             "factor": 0.0 if verb == "prune" else float(options.factor),
             "factor_source": "default" if verb == "scale" and "factor" not in options.given else "option",
         }
-    own = run is not None and all(selection[name] == run.document["selection"][name] for name in (*OWN, "seed"))
+    own = run is not None and all(selection[name] == run.document["selection"].get(name) for name in (*OWN, "seed"))
     targets, skipped = _narrowed(basis, selection)
     return _checked(Job(verb, source, run, own, targets, skipped, selection, edit, corpora, plan, options))
 
@@ -142,7 +141,7 @@ def _selection(options: Options, inherited: Mapping[str, Any]) -> dict[str, Any]
         "exclude": list(values["exclude"]),
         "layers": values["layers"],
         "lm_head": bool(values["lm_head"]),
-        "min_expert_tokens": inherited.get("min_expert_tokens", 256),
+        "min_expert_tokens": values["min_expert_tokens"],
         "parents": list(inherited.get("parents", [])),
     }
 

@@ -57,6 +57,9 @@ class Options:
         (), "selection", "Not the tensors whose name on disk matches.", metavar="GLOB", multiple=True
     )
     layers: str | None = _option(None, "selection", "Only these decoder layers, from 0, as 4-20.", metavar="A-B")
+    min_expert_tokens: int = _option(
+        256, "selection", "Leave experts alone that saw fewer tokens of any corpus; 0 leaves none.", metavar="N"
+    )
     lm_head: bool = _option(False, "selection", "Edit the lm_head too, where it is not tied.", flags="--lm-head")
     factor: float = _option(1.1, "edit", "What masked weights are multiplied by.", metavar="F", aliases=["--scalar"])
     from_run: str | None = _option(
@@ -116,7 +119,7 @@ def _check(options: Options) -> None:
         raise UsageError(f"--proportion {options.proportion}: expected a number between 0 and 1, as 0.05")
     if not isinstance(options.factor, int | float) or not abs(options.factor) <= FLOAT32_MAX:
         raise UsageError(f"--factor {options.factor}: expected a number that is finite in float32, as 1.1 (0 prunes)")
-    for name, low in (("num_samples", 1), ("max_length", 1), ("seed", 0)):
+    for name, low in (("num_samples", 1), ("max_length", 1), ("seed", 0), ("min_expert_tokens", 0)):
         value = getattr(options, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise UsageError(f"{flag(name)} {value}: expected a whole number of at least {low}")

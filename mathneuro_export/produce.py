@@ -13,6 +13,7 @@ from mathneuro_export.checkpoint.journal import Journal
 from mathneuro_export.checkpoint.output import check_output
 from mathneuro_export.checkpoint.rewrite import digest_file
 from mathneuro_export.errors import Error, ResourceError
+from mathneuro_export.export import counts
 from mathneuro_export.export.finish import Facts, entry, environment, planned_files, write_output, write_run
 from mathneuro_export.export.manifest import read_document
 from mathneuro_export.export.shards import MaskMaker, Rule, assemble_masks, matching, pass_shards, selecting, stored
@@ -43,7 +44,8 @@ def costs(job: Job) -> Costs:
     weights = sum(header.file_size for header in job.source.shards.values())
     others = sum((job.source.folder / name).stat().st_size for name in job.source.carried)
     selected = sum(prod(target.shape) for target in job.targets)
-    masks = int(selected * job.selection["proportion"]) * 2 + sum(8 * target.shape[0] for target in job.targets)
+    rows = sum(prod(target.shape[:-1]) for target in job.targets)
+    masks = int(selected * job.selection["proportion"]) * 2 + 8 * rows
     written = 2 * masks + (weights + others if job.edit else 0) + (8 << 20)
     largest = max((info.nbytes for _, info in job.source.tensors.values()), default=0)
     if job.run is not None:
@@ -93,7 +95,7 @@ def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk)
         for record in pass_shards(
             job.source,
             targets,
-            _mask_maker(job, statistics),
+            _mask_maker(job, statistics, calibrated["calibration"]),
             journal,
             work,
             factor=job.factor,
@@ -102,9 +104,9 @@ def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk)
         ):
             _check_source(job, record)
             records.append(record)
-    if job.edit and not any(e["count"]["changed"] for r in records for e in r["tensors"].values()):
+    if job.edit and not counts.changed(records):
         raise Error(
-            f"--factor {job.factor:g}: no weight would change ({_masked(records)} are masked, and each rounds back to "
+            f"--factor {job.factor:g}: no weight would change ({counts.masked(records)} are masked, and each rounds back to "
             "itself); choose a factor further from 1 or a larger --proportion"
         )
     masks = _write_masks(job, folder / layout.masks, work, records)
@@ -181,9 +183,10 @@ def _copy_of_run(job: Job, path: Path, target: Path) -> Digest:
     return digest
 
 
-def _mask_maker(job: Job, statistics: StatisticsFile) -> MaskMaker:
+def _mask_maker(job: Job, statistics: StatisticsFile, calibration: Mapping[str, Any]) -> MaskMaker:
+    starved = counts.starved(calibration, job.selection["min_expert_tokens"])
     corpora = job.run.corpora if job.run else tuple(corpus.name for corpus in job.corpora)
-    rule = Rule(corpora, job.selection["proportion"], job.selection["control"], job.selection["seed"])
+    rule = Rule(corpora, job.selection["proportion"], job.selection["control"], job.selection["seed"], starved)
     if not job.own_masks or job.run is None:
         return selecting(statistics, rule)
     entries: Mapping[str, dict[str, Any]] = job.run.document["tensors"]
@@ -214,7 +217,8 @@ def _facts(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]
         skipped.setdefault(NOT_OBSERVED, []).extend(lost)
         message = f"{len(lost)} targets were left as they are: their input was never seen in calibration"
         notes.append({"code": "not-observed", "message": message, "count": len(lost), "tensors": lost})
-    notes += [*calibrated["notes"], *_counted(job, records), *_strays(job)]
+    notes += [*calibrated["notes"], *counts.warnings(records, job.factor), *_starved(job, calibrated, records)]
+    notes += _strays(job)
     return Facts(
         calibration=calibrated["calibration"],
         selection=job.selection,
@@ -226,27 +230,14 @@ def _facts(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]
     )
 
 
+def _starved(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if job.selection["parents"]:
+        return []
+    least = job.selection["min_expert_tokens"]
+    return counts.starved_warning(records, counts.starved(calibrated["calibration"], least), least)
+
+
 def _strays(job: Job) -> list[dict[str, Any]]:
     message = "is not named by the index and was left out: it holds unedited weights"
     names = job.source.stray if job.edit else ()
     return [{"code": "stray-weights", "message": f"{name} {message}", "file": name} for name in names]
-
-
-def _masked(records: list[dict[str, Any]]) -> int:
-    return sum(e["count"]["masked"] for r in records for e in r["tensors"].values())
-
-
-def _counted(job: Job, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Counted warnings that follow from the masks and the edit."""
-    counts = [tensor["count"] for record in records for tensor in record["tensors"].values()]
-    warnings = []
-    empty = [name for record in records for name, tensor in record["tensors"].items() if tensor["count"]["masked"] == 0]
-    if empty:
-        message = f"{len(empty)} of {len(counts)} targets have an empty mask"
-        warnings.append({"code": "empty-mask", "message": message, "count": len(empty), "tensors": sorted(empty)})
-    masked = sum(count["masked"] for count in counts)
-    unchanged = masked - sum(count.get("changed", 0) for count in counts)
-    if job.edit and unchanged:
-        message = f"{unchanged} of {masked} masked weights round back to what they were under factor {job.factor:g}"
-        warnings.append({"code": "unchanged", "message": message, "count": unchanged, "masked": masked})
-    return warnings
