@@ -47,7 +47,9 @@ class Options:
     )
     seed: int = _option(42, "calibration", "Seed of the order in which samples are drawn, and of --control random.")
     device: str = _option("auto", "compute", "Where the model runs.", metavar="auto|cpu|cuda[:N]|mps")
-    dtype: str = _option("auto", "compute", "Compute dtype; auto is float32 on the CPU, else the checkpoint's.", choices=DTYPES)
+    dtype: str = _option(
+        "auto", "compute", "Compute dtype; auto is float32 on the CPU, else the checkpoint's.", choices=DTYPES
+    )
     proportion: float = _option(0.05, "selection", "Share of each matrix in its top, between 0 and 1.", metavar="P")
     control: str | None = _option(None, "selection", "A control in place of the math-specific mask.", choices=CONTROLS)
     include: tuple[str, ...] = _option(

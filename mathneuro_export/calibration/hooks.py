@@ -135,12 +135,13 @@ class Observer(Protocol):
 
 
 def _tokens_of(name: str, x: Tensor, rows: int, padded: int) -> Callable[[int, int], Tensor]:
-    """How to take one row's real tokens [n, in] of an input [B, T, in], [B*T, in], [..., B, T, in] or [B, T, ..., in].
+    """How to take one row's real tokens [n, in] of an input [B, T, in], [B*T, in], [..., B, T, in], [B, T, ..., in]
+    or [B, 1, T, in].
 
     Leading or middle dimensions beyond the tokens count as further tokens of the same sample.
     """
     lead, features = tuple(x.shape[:-1]), x.shape[-1]
-    if lead == (rows * padded,):
+    if lead in ((rows * padded,), (rows, 1, padded)):
         x = x.reshape(rows, padded, features)
         lead = (rows, padded)
     if lead == (rows, padded):

@@ -48,7 +48,9 @@ def starved(calibration: Mapping[str, Mapping[str, Any]], least: int) -> dict[st
     for name in sorted(names):
         tokens = [entry.get("expert_tokens", {}).get(name) for entry in calibration.values()]
         counts = [each for each in tokens if each is not None]
-        fewest = [min(each) for each in zip(*counts, strict=True)] if len(counts) == len(tokens) else [0] * len(counts[0])
+        fewest = (
+            [min(each) for each in zip(*counts, strict=True)] if len(counts) == len(tokens) else [0] * len(counts[0])
+        )
         found[name] = [count < least for count in fewest]
     return found
 

@@ -61,7 +61,9 @@ class TestArchitectures:
         found = plan(tiny_checkpoint(tmp_path / "b", "gpt_neox"))
         assert (found.lm_head.name, found.lm_head.module) == ("embed_out.weight", "lm_head")
 
-    @pytest.mark.parametrize(("arch", "tensors", "experts"), [("mixtral", 36, 4), ("qwen3_moe", 72, 8), ("gpt_oss", 6, 4)])
+    @pytest.mark.parametrize(
+        ("arch", "tensors", "experts"), [("mixtral", 36, 4), ("qwen3_moe", 72, 8), ("gpt_oss", 6, 4)]
+    )
     def test_experts(self, arch, tensors, experts, tmp_path):
         found = plan(tiny_checkpoint(tmp_path / "model", arch))
         grouped = [target for target in found.linear if target.group]
