@@ -119,9 +119,9 @@ def rows_of(work: Work, batch: Batch) -> Rows:
     return Rows([block_of(i, samples, work.blocks) for i in batch.samples], batch.lengths, batch.padded)
 
 
-def run_batch(model: Any, work: Work, batch: Batch) -> None:
+def run_batch(model: Any, work: Work, batch: Batch, device: Any = None) -> None:
     """One batch through the model, up to the output layer. Errors: `Error` for whatever the model raises."""
-    ids, mask = _tensors(batch, work.encoded, model.device)
+    ids, mask = _tensors(batch, work.encoded, torch.device(device) if device else model.device)
     try:
         run(model, ids, mask)
     except Error:

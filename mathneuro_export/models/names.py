@@ -73,8 +73,8 @@ def load_config(source: Source) -> Any:
         raise Error(f"config.json: transformers cannot read it: {one_line(error)}") from error
 
 
-def meta_model(source: Source) -> "nn.Module":
-    """The model on the meta device: its modules and shapes, no weights.
+def meta_model(source: Source, dtype: Any = None) -> "nn.Module":
+    """The model on the meta device: its modules and shapes, no weights; `dtype` is torch's, None as the config says.
 
     Errors: `Error` for an unknown class, a config it refuses, or a model that is not a causal language model.
     """
@@ -83,7 +83,7 @@ def meta_model(source: Source) -> "nn.Module":
     cls, config = model_class(source), load_config(source)
     try:
         with quiet(), torch.device("meta"):
-            model = cls._from_config(config)
+            model = cls._from_config(config) if dtype is None else cls._from_config(config, dtype=dtype)
     except Exception as error:
         raise Error(f"config.json: {source.architecture} cannot be built from it: {one_line(error)}") from error
     head = None

@@ -36,7 +36,7 @@ def roles(model: Any) -> dict[str, Role]:
     """The role of every key of the state dict with two or more dimensions; `model` may be on the meta device."""
     modules = dict(model.named_modules())
     tied = _tied(model)
-    text = _text_module(model)
+    text = text_module(model)
     head = output_weight(model)
     found = {}
     for key, tensor in model.state_dict().items():
@@ -102,7 +102,7 @@ def _tied(model: Any) -> set[str]:
     return set(pairs) | set(pairs.values())
 
 
-def _text_module(model: Any) -> str | None:
+def text_module(model: Any) -> str | None:
     """The dotted name of the language model inside a multimodal wrapper; None where the whole model reads text."""
     with suppress(ValueError):  # several text configs: then the decoder below tells
         if model.config.get_text_config(decoder=True) is model.config:

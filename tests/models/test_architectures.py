@@ -1,5 +1,6 @@
 """Every architecture from the plan to the edited checkpoint, each as a tiny random model."""
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from transformers.pytorch_utils import Conv1D
 import mathneuro_export
 from mathneuro_export.calibration.batches import encode
 from mathneuro_export.calibration.corpus import load_corpus
+from mathneuro_export.calibration.parking import Parking
 from mathneuro_export.calibration.runner import calibrate
+from mathneuro_export.calibration.stream import calibrate_streamed
 from mathneuro_export.checkpoint.source import open_source
 from mathneuro_export.errors import Error
 from mathneuro_export.export.manifest import read_document, seal
 from mathneuro_export.masks.maskfile import MaskFile
 from mathneuro_export.models.loading import load_model, load_tokenizer
+from mathneuro_export.models.streaming import stream_model
 from mathneuro_export.models.targets import plan_targets
 
 EXPERTS = {"mixtral": 4, "qwen3_moe": 8, "gpt_oss": 4, "olmoe": 8, "deepseek_v3": 8, "qwen3_next": 8}
@@ -121,6 +125,26 @@ def test_statistics_equal_the_oracle(case, batch_size):
             if target.group:
                 assert tokens[result.statistics.stored_name(target.name)] == count.tolist()
         assert len(tokens) == len({result.statistics.stored_name(t.name) for t in case.plan.linear if t.group})
+
+
+def test_streamed_statistics_are_the_same_bits(case, tmp_path):
+    in_memory = calibrate(case.model, case.plan, case.corpora(), case.tokenizer, max_length=LENGTH, batch_size=4)
+    for parking in (None, Parking(budget=0, folder=tmp_path / "work")):
+        streamed = stream_model(case.source, "cpu", "float32")
+        result = calibrate_streamed(
+            streamed, case.plan, case.corpora(), case.tokenizer, max_length=LENGTH, batch_size=4, parking=parking
+        )
+        assert not any((tmp_path / "work").glob("*"))
+        assert result.corpora == in_memory.corpora
+        assert result.observed == in_memory.observed
+        assert result.statistics.shared == in_memory.statistics.shared
+        for corpus, vectors in in_memory.statistics.stored.items():
+            assert list(result.statistics.stored[corpus]) == list(vectors)
+            for name, blocks in vectors.items():
+                assert np.array_equal(result.statistics.stored[corpus][name], blocks), (corpus, name)
+        for layer in streamed.layers:
+            assert all(parameter.is_meta for parameter in layer.parameters())
+        assert threading.active_count() == 1
 
 
 def test_scale_then_verify_and_the_same_logits_as_by_hand(case):
