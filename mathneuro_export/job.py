@@ -120,7 +120,7 @@ def _checked(job: Job) -> Job:
 
 
 def _refuse_calibration_options(options: Options, inherited: Mapping[str, Any]) -> None:
-    names = {item.name for item in option_fields("calibration", "compute")} & options.given
+    names = {item.name for item in option_fields("calibration", "compute", "memory")} & options.given
     if (options.control if "control" in options.given else inherited["control"]) == "random":
         names.discard("seed")
     if names:

@@ -5,6 +5,7 @@
 """
 
 import difflib
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from mathneuro_export.errors import UsageError
 
 CONTROLS = ("random", "wanda", "wanda-matched", "mirror")
 GROUPS = {
-    "identify": ("calibration", "compute", "selection", "from", "work"),
-    "scale": ("calibration", "compute", "selection", "edit", "from", "work"),
-    "prune": ("calibration", "compute", "selection", "from", "work"),
+    "identify": ("calibration", "compute", "memory", "selection", "from", "work"),
+    "scale": ("calibration", "compute", "memory", "selection", "edit", "from", "work"),
+    "prune": ("calibration", "compute", "memory", "selection", "from", "work"),
     "apply": ("edit", "work"),
 }
 FLOAT32_MAX = 3.4028234663852886e38
+STREAM = ("auto", "always", "never")
+SIZE_UNITS = {"": 1, "B": 1}
+SIZE_UNITS |= {f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate("KMGT")}
+SIZE_UNITS |= {f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -50,6 +55,15 @@ class Options:
     dtype: str = _option(
         "auto", "compute", "Compute dtype; auto is float32 on the CPU, else the checkpoint's.", choices=DTYPES
     )
+    stream: str = _option(
+        "auto", "memory", "Calibrate one decoder layer at a time; auto: where the model does not fit.", choices=STREAM
+    )
+    max_memory: str | None = _option(
+        None,
+        "memory",
+        "Host memory for layers, embeddings and hidden states, the rest of which go to disk.",
+        metavar="SIZE",
+    )
     proportion: float = _option(0.05, "selection", "Share of each matrix in its top, between 0 and 1.", metavar="P")
     control: str | None = _option(None, "selection", "A control in place of the math-specific mask.", choices=CONTROLS)
     include: tuple[str, ...] = _option(
@@ -76,6 +90,11 @@ class Options:
     def batch(self) -> int | None:
         """Samples a batch; None for the token budget."""
         return None if self.batch_size == "auto" else int(self.batch_size)
+
+    @property
+    def memory_limit(self) -> int | None:
+        """`max_memory` in bytes; None where it was not given."""
+        return None if self.max_memory is None else parse_size(self.max_memory)
 
     @property
     def block_count(self) -> int | None:
@@ -105,7 +124,7 @@ def build_options(verb: str, values: dict[str, Any]) -> Options:
         if name in given:
             value = given[name]
             given[name] = (value,) if isinstance(value, str | Path) else tuple(value)
-    for name in ("math", "batch_size", "blocks", "layers", "from_run"):
+    for name in ("math", "batch_size", "blocks", "layers", "from_run", "max_memory"):
         if name in given:
             given[name] = str(given[name])
     if "general" in given:
@@ -125,14 +144,30 @@ def _check(options: Options) -> None:
         value = getattr(options, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise UsageError(f"{flag(name)} {value}: expected a whole number of at least {low}")
+    if options.max_memory is not None:
+        parse_size(options.max_memory)
     for name in ("batch_size", "blocks"):
         value = getattr(options, name)
         if value != "auto" and not (value.isascii() and value.isdigit() and int(value) >= 1):
             raise UsageError(f"{flag(name)} {value}: expected auto or a whole number of at least 1")
-    for name, choices in (("control", (None, *CONTROLS)), ("dtype", DTYPES)):
+    for name, choices in (("control", (None, *CONTROLS)), ("dtype", DTYPES), ("stream", STREAM)):
         value = getattr(options, name)
         if value not in choices:
             raise UsageError(f"{flag(name)} {value}: expected one of {', '.join(c for c in choices if c)}")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as `5GB`, `500MiB` or `1000000`; decimal without the i, case aside.
+
+    Raises:
+        UsageError: another form, or nothing.
+    """
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
+    units = {unit.lower(): factor for unit, factor in SIZE_UNITS.items()}
+    size = int(float(match[1]) * units.get(match[2].lower(), 0)) if match else 0
+    if size <= 0:
+        raise UsageError(f"--max-memory {text}: expected a size in bytes, as 5GB or 500MiB")
+    return size
 
 
 def flag(name: str) -> str:

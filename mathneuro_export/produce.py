@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mathneuro_export.basis import not_the_source
 from mathneuro_export.calibration.statistics import StatisticsFile
@@ -23,6 +23,9 @@ from mathneuro_export.masks.maskfile import MaskFile
 from mathneuro_export.models.targets import NOT_OBSERVED
 from mathneuro_export.talk import Talk
 
+if TYPE_CHECKING:
+    from mathneuro_export.preflight import Needs
+
 
 def layout_of(job: Job) -> Layout:
     """A RUN where nothing is edited, else an OUT."""
@@ -39,8 +42,8 @@ class Costs:
     peak_device_bytes: int
 
 
-def costs(job: Job) -> Costs:
-    """Bytes read and written, and an upper estimate of the memory taken."""
+def costs(job: Job, need: "Needs | None" = None) -> Costs:
+    """Bytes read and written, and an upper estimate of the memory taken; `need` is the calibration's, if known."""
     weights = sum(header.file_size for header in job.source.shards.values())
     others = sum((job.source.folder / name).stat().st_size for name in job.source.carried)
     selected = sum(prod(target.shape) for target in job.targets)
@@ -50,10 +53,10 @@ def costs(job: Job) -> Costs:
     largest = max((info.nbytes for _, info in job.source.tensors.values()), default=0)
     if job.run is not None:
         return Costs(weights, written, largest + (300 << 20), 0)
-    from mathneuro_export.calibrate import calibration_memory
+    from mathneuro_export.preflight import needs
 
-    host, device = calibration_memory(job)
-    return Costs(2 * weights, written, max(host, largest + (300 << 20)), device)
+    need = need or needs(job)
+    return Costs(2 * weights, written + need.disk, max(need.host, largest + (300 << 20)), need.device)
 
 
 def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
 
 def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk) -> None:
     work = folder / WORK
-    statistics, calibrated = _statistics(job, folder / layout.statistics, journal, talk)
+    statistics, calibrated = _statistics(job, folder / layout.statistics, journal, work, talk)
     lost = _unobserved(job, calibrated["unobserved"])
     targets = [target for target in job.targets if target.name not in lost]
     records = []
@@ -105,8 +108,9 @@ def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk)
             _check_source(job, record)
             records.append(record)
     if job.edit and not counts.changed(records):
+        masked = counts.masked(records)
         raise Error(
-            f"--factor {job.factor:g}: no weight would change ({counts.masked(records)} are masked, and each rounds back to "
+            f"--factor {job.factor:g}: no weight would change ({masked} are masked, and each rounds back to "
             "itself); choose a factor further from 1 or a larger --proportion"
         )
     masks = _write_masks(job, folder / layout.masks, work, records)
@@ -133,17 +137,25 @@ def _require(job: Job, folder: Path, freed: int) -> None:
         from mathneuro_export.models.loading import load_tokenizer
 
         load_tokenizer(job.source)
-    need = costs(job)
-    require_space(folder, need.bytes_written - freed)
+    need = None
+    if job.run is None:
+        from mathneuro_export.preflight import check_memory, needs
+
+        need = needs(job)
+        check_memory(job, need)
+    cost = costs(job, need)
+    require_space(folder, cost.bytes_written - freed)
     free = available_memory()
-    if need.peak_host_bytes > free:
+    if cost.peak_host_bytes > free:
         raise ResourceError(
-            f"{job.source.id}: needs about {need.peak_host_bytes} bytes of memory, {free} are available; "
-            "try --dtype bfloat16, a smaller --batch-size or --max-length, or a larger machine"
+            f"{job.source.id}: needs about {cost.peak_host_bytes} bytes of memory, {free} are available; "
+            "use a larger machine"
         )
 
 
-def _statistics(job: Job, path: Path, journal: Journal, talk: Talk) -> tuple[StatisticsFile, dict[str, Any]]:
+def _statistics(
+    job: Job, path: Path, journal: Journal, work: Path, talk: Talk
+) -> tuple[StatisticsFile, dict[str, Any]]:
     """The statistics file at its final place, made, copied or found there by a resumed job."""
     record = journal.get("statistics")
     if record is not None and path.is_file() and entry(digest_file(path)) == record["file"]:
@@ -154,7 +166,7 @@ def _statistics(job: Job, path: Path, journal: Journal, talk: Talk) -> tuple[Sta
     else:
         from mathneuro_export.calibrate import calibrate_job
 
-        record = calibrate_job(job, path, talk)
+        record = calibrate_job(job, path, talk, journal, work)
     journal.record("statistics", record)
     return StatisticsFile(path), record
 

@@ -8,7 +8,7 @@ more than its tensors and a small stack.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,14 +109,16 @@ _PASSES: dict[threading.Thread, Forward] = {}
 @contextmanager
 def waiting_at(layers: Sequence[Any]) -> Iterator[None]:
     """Inside the block a forward pass in a thread of a `Forward` waits at each of these modules."""
+    own = [vars(layer).get("forward") for layer in layers]
     try:
         for number, layer in enumerate(layers):
             layer.forward = _waiting(number, layer.forward)
         yield
     finally:
-        for layer in layers:
-            with suppress(AttributeError):
-                del layer.forward
+        for layer, forward in zip(layers, own, strict=True):
+            vars(layer).pop("forward", None)
+            if forward is not None:
+                layer.forward = forward
 
 
 def _waiting(number: int, forward: Callable[..., Any]) -> Callable[..., Any]:

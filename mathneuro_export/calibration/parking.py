@@ -29,7 +29,7 @@ class Parking:
     """
 
     def __init__(self, budget: int | None = None, folder: Path | None = None, device_budget: int = 0) -> None:
-        """At most `budget` bytes of host memory (None: no limit), the rest in `folder`; on a GPU `device_budget` there."""
+        """At most `budget` bytes of host memory (None: no limit), the rest in `folder`; on a GPU that much before."""
         self.keep = False
         self.files: dict[int, tuple[Path, int]] = {}
         self._budget, self._folder, self._device_budget = budget, folder, device_budget
@@ -52,10 +52,11 @@ class Parking:
             return
         hidden = call.hidden
         for tensor in tensors:
-            path = self._folder / f"hidden-{call.layer}-{number}"
+            kept = tensor is hidden and self.keep
+            path = self._folder / f"{'hidden' if kept else 'other'}-{call.layer}-{number}"
             checksum = write_tensor(path, tensor)
             tensor.data = map_tensor_file(path, tensor)
-            if tensor is hidden and self.keep:
+            if kept:
                 self.files[number] = (path, checksum)
             else:
                 path.unlink()
@@ -93,8 +94,11 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def write_tensor(path: Path, tensor: Tensor) -> int:
-    """Write the bytes of a contiguous tensor, in one step; their crc32. Errors: `ResourceError` where the disk is full."""
-    data = memoryview(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    """Write the bytes of a contiguous tensor, in one step; their crc32.
+
+    Errors: `ResourceError` where the disk is full.
+    """
+    data = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
     try:
         path.parent.mkdir(exist_ok=True)
         part = path.with_name(f"{path.name}.part")

@@ -6,7 +6,7 @@ that is done, and goes on from there. That needs a model whose layers pass on hi
 
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from mathneuro_export.errors import Error
 
 KEY = "calibration"
 SHARE = 10
-"""Hidden states that lie in memory are kept when this many times the cost of doing so has passed since the last time."""
+"""Hidden states in memory are kept when this many times the cost of doing so has passed since the last time."""
 SPEED = 200 << 20
 """Bytes a second that writing is expected to take, before it is known."""
 
@@ -56,11 +56,10 @@ class Kept:
 
 
 class Checkpoints:
-    """Keeps work in `folder` and its record in `journal`; `shares` tells that the model cannot be resumed within."""
+    """Keeps work in `folder` and its record in `journal`; `say` is told what a resumed calibration repeats."""
 
-    def __init__(self, journal: Journal, folder: Path) -> None:
-        self.shares = False
-        self._journal, self._folder = journal, folder
+    def __init__(self, journal: Journal, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
+        self._journal, self._folder, self._say, self._shares = journal, folder, say, False
         self._saved: set[str] = set()
         self._record: dict[str, Any] = {"layer": 0, "statistics": []}
         self._last = time.monotonic()
@@ -80,8 +79,10 @@ class Checkpoints:
                 self._read_statistics(self._folder / name, recorders)
         except (OSError, Error):
             for recorder in recorders:
-                recorder.sums.clear(), recorder.tokens.clear(), recorder.leaders.clear()
+                for found in (recorder.sums, recorder.tokens, recorder.leaders):
+                    found.clear()
             return None
+        self._say(f"go on with decoder layer {record['layer']}")
         self._record = record
         self._saved = {name for recorder in recorders for name in recorder.sums}
         return Kept(record["layer"], record["form"], files)
@@ -96,8 +97,11 @@ class Checkpoints:
     ) -> None:
         """A decoder layer is done and every pass waits at the next: keep that if it costs little."""
         if form is None:
-            self.shares, parking.keep = True, False
+            parking.keep = False
             self._sweep(layer + 2)
+            if not self._shares:
+                self._say("the layers pass on more than hidden states: an interrupted calibration starts again")
+            self._shares = True
             return
         missing = {number: tensor for number, tensor in hidden.items() if number not in parking.files}
         size = sum(tensor.nbytes for tensor in missing.values())

@@ -90,7 +90,7 @@ def prepare_works(
 
 @contextmanager
 def observing(model: Any, plan: Plan, observer: FullObserver) -> Iterator[None]:
-    """Show every input of the plan's linear maps to `observer`; forward passes end before the output layer's product."""
+    """Show the inputs of the plan's linear maps to `observer`; forward passes end before the output layer's product."""
     modules = {target.name: model.get_submodule(target.module) for target in plan.linear if not target.group}
     experts = {target.module: model.get_submodule(target.module) for target in plan.linear if target.group}
     with recording(observer, modules, model.get_output_embeddings()), recording_experts(model, observer, experts):

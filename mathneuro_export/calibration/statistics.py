@@ -1,7 +1,8 @@
 """The statistics file: one vector per block, corpus and target; no torch here.
 
 `CORPUS/TARGET` float32 [B, in] holds, for each of the B blocks of a corpus, the sum over the block's samples of the
-L2 norm of every input feature; [B, E, in] for a tensor that holds the matrices of E experts. Targets that see the same input share one tensor, stored under the first one's name.
+L2 norm of every input feature; [B, E, in] for a tensor that holds the matrices of E experts. Targets that see the same
+input share one tensor, stored under the first one's name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -79,7 +80,8 @@ class StatisticsFile:
             if not (corpus and slash and name) or info.dtype != "F32" or len(info.shape) not in (2, 3):
                 found = f"{info.dtype} {list(info.shape)}"
                 raise Error(
-                    f"{path.name}: tensor {info.name!r} is {found}, expected CORPUS/TARGET in F32 [blocks, inputs] or [blocks, experts, inputs]"
+                    f"{path.name}: tensor {info.name!r} is {found}, expected CORPUS/TARGET in F32 [blocks, inputs] or "
+                    "[blocks, experts, inputs]"
                 )
         for corpus in self.corpora:
             for name, leader in self._stored.items():
@@ -92,7 +94,10 @@ class StatisticsFile:
         return self._stored.get(target, target)
 
     def blocks(self, corpus: str, target: str) -> Blocks:
-        """float32 [B, in] or [B, E, in]. Errors: `Error` where there is no such vector, or one that is negative or not finite."""
+        """float32 [B, in] or [B, E, in].
+
+        Errors: `Error` where there is no such vector, or one that is negative or not finite.
+        """
         name = f"{corpus}/{self.stored_name(target)}"
         if name not in self._infos:
             raise Error(f"{self.path.name}: {name} is missing; identify again")

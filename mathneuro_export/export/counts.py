@@ -1,4 +1,4 @@
-"""Counts in the manifest's entries: a number for a matrix, a list of them for a tensor of experts; and warnings of them."""
+"""Counts in the manifest's entries: a number for a matrix, a list of them for a tensor of experts; their warnings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -120,7 +120,8 @@ def check_entry(manifest: Manifest, entry: TensorEntry, kind: Kind) -> Iterator[
             if (threshold is None) != (top[i] == 0) or (threshold is not None and not 0 < threshold < math.inf):
                 yield f"threshold of {corpus} is {threshold} with {top[i]} in its top"
         if alone[i] and (masked[i] or any(top[i] for top in tops.values())):
-            yield f"{masked[i]} masked in an expert that saw fewer than {selection.min_expert_tokens} tokens of a corpus"
+            least = selection.min_expert_tokens
+            yield f"{masked[i]} masked in an expert that saw fewer than {least} tokens of a corpus"
         elif not selection.parents:
             yield from _bounds(selection.control, masked[i], {corpus: top[i] for corpus, top in tops.items()})
     if not selection.parents:

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error
 from mathneuro_export.models.names import Placement
-from mathneuro_export.models.roles import output_weight, text_module
+from mathneuro_export.models.roles import is_experts, output_weight, text_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +60,44 @@ def units_of(model: Any, placements: Iterable[Placement]) -> Units:
         elif not text or key == head or key.startswith(f"{text}."):
             rest.append(placement.name)
     return Units(names, tuple(tuple(found) for found in layers.values()), tuple(rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large a model is in parts, in numbers of weights, and what else the preflight tells.
+
+    `layers`: each decoder layer; `rest`: what lies outside and is needed for text; `hidden`: numbers that a layer hands
+    on for one token; `ties`: pairs of parameters that share a tensor; `experts` of a mixture, and how many of them a
+    token goes to (None where there are none, or the config does not say).
+    """
+
+    layers: tuple[int, ...]
+    rest: int
+    hidden: int
+    ties: tuple[tuple[str, str], ...]
+    experts: int | None
+    experts_per_token: int | None
+
+
+_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
+
+
+def sizes_of(source: Source, model: Any, placements: Iterable[Placement]) -> Sizes | None:
+    """The sizes of a model from headers and config; None where it has no list of decoder layers."""
+    try:
+        units = units_of(model, placements)
+    except Error:
+        return None
+    numel = {name: info.numel for name, (_, info) in source.tensors.items()}
+    config = model.config.get_text_config(decoder=True)
+    experts = max((getattr(module, "num_experts", 0) for module in model.modules() if is_experts(module)), default=0)
+    per_token = next((getattr(config, key) for key in _PER_TOKEN if getattr(config, key, None)), None)
+    ties = dict(model.all_tied_weights_keys or {})
+    return Sizes(
+        layers=tuple(sum(numel[name] for name in layer) for layer in units.layers),
+        rest=sum(numel[name] for name in units.rest),
+        hidden=int(model.get_input_embeddings().weight.shape[1]) * int(getattr(config, "altup_num_inputs", 1)),
+        ties=tuple(sorted(ties.items())),
+        experts=experts or None,
+        experts_per_token=int(per_token) if experts and per_token else None,
+    )

@@ -1,4 +1,4 @@
-"""How much host memory a process may still take."""
+"""How much memory of host and device a process may still take."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,15 @@ def available_memory() -> int:
     free = _meminfo()
     limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
     return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def device_memory(device: str) -> int:
+    """Bytes of a device's memory that are free; host memory where the device is the CPU or shares it."""
+    if not device.startswith("cuda"):
+        return available_memory()
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def _meminfo() -> int:

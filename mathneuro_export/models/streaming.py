@@ -68,7 +68,7 @@ def stream_model(source: Source, device: str, dtype: str) -> StreamedModel:
 
     check_loadable(source)
     kind = getattr(torch, dtype)
-    model = meta_model(source, kind).eval()  # type: ignore[attr-defined]
+    model = meta_model(source, kind).eval()
     placements = place(model, source.tensors)
     streamed = StreamedModel(source, model, units_of(model, placements.values()), device, kind)
     _check_complete(streamed, placements)

@@ -8,6 +8,7 @@ from mathneuro_export.checkpoint.dtypes import EDITABLE
 from mathneuro_export.checkpoint.header import TensorInfo
 from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error
+from mathneuro_export.models.layers import Sizes, sizes_of
 from mathneuro_export.models.names import Placement, meta_model, place
 from mathneuro_export.models.roles import EXPERTS, NOT_LINEAR, Role, output_weight, roles
 
@@ -72,13 +73,15 @@ class Plan:
 
     `linear` is every linear map whose input is recorded, the output layer among them, in the order of the model,
     whatever the shards. `skipped` names, by reason, every float tensor of two or more dimensions that is none.
-    `lm_head` is the output layer if it is a tensor of its own.
+    `lm_head` is the output layer if it is a tensor of its own; `sizes` is None for a model
+    without a list of decoder layers.
     """
 
     linear: tuple[Target, ...]
     skipped: dict[str, tuple[str, ...]]
     lm_head: Target | None = None
     notes: tuple[Note, ...] = ()
+    sizes: Sizes | None = None
 
     @property
     def has_experts(self) -> bool:
@@ -116,7 +119,7 @@ def plan_targets(source: Source) -> Plan:
     if not linear:
         raise Error(f"{source.id}: no weight of a linear map in float32, float16 or bfloat16 among its tensors")
     ordered = tuple(target for _, _, target in sorted(linear.values(), key=lambda entry: entry[:2]))
-    return Plan(ordered, _frozen(skipped), own_head, _notes(skipped))
+    return Plan(ordered, _frozen(skipped), own_head, _notes(skipped), sizes_of(source, model, placements.values()))
 
 
 def is_float(dtype: str) -> bool:
