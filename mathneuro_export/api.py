@@ -36,7 +36,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job would do: `targets` by kind of module, `skipped` by reason; bytes."""
+    """What a job would do: `targets` by kind of module, `skipped` by reason; bytes.
+
+    `model`: what calibration meets, empty with a RUN: decoder `layers`, `ties` (pairs of parameters), `experts`,
+    `experts_per_token`, `expert_tokens` (corpus -> the tokens each expert is to expect), `streamed`.
+    """
 
     targets: dict[str, dict[str, int]]
     skipped: dict[str, list[str]]
@@ -44,6 +48,7 @@ class Plan:
     bytes_written: int
     peak_host_bytes: int
     peak_device_bytes: int
+    model: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         """The plan as `--dry-run --json` prints it."""
@@ -106,7 +111,12 @@ def job_of(verb: str, model: str | Path, options: dict[str, Any], run: str | Pat
 def plan_of(job: Job) -> Plan:
     """The plan of a job."""
     skipped = {reason: sorted(names) for reason, names in job.skipped.items()}
-    return Plan(kinds(job.targets), skipped, **asdict(costs(job)))
+    if job.run is not None:
+        return Plan(kinds(job.targets), skipped, **asdict(costs(job)), model={})
+    from mathneuro_export.preflight import facts, needs
+
+    need = needs(job)
+    return Plan(kinds(job.targets), skipped, **asdict(costs(job, need)), model=facts(job, need))
 
 
 def carry_out(job: Job, output: str | Path, talk: Talk) -> Result:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from mathneuro_export.calibration.batches import encode, make_batches
 from mathneuro_export.errors import ResourceError, UsageError
@@ -87,6 +88,25 @@ def _streamed(job: Job, item: int, device: str) -> Needs:
     held = hidden if budget is None else min(hidden, budget)
     on_device = 0 if device == "cpu" else weights + ACTIVATIONS
     return Needs(True, weights + held + ACTIVATIONS, on_device, 3 * hidden, budget)
+
+
+def facts(job: Job, need: Needs) -> dict[str, Any]:
+    """What the dry run tells of the model (see `api.Plan`)."""
+    sizes = job.plan.sizes if job.plan else None
+    if sizes is None:
+        return {"streamed": need.streamed}
+    found: dict[str, Any] = {
+        "streamed": need.streamed,
+        "layers": len(sizes.layers),
+        "ties": [list(pair) for pair in sizes.ties],
+        "experts": sizes.experts,
+        "experts_per_token": sizes.experts_per_token,
+        "expert_tokens": {},
+    }
+    if sizes.experts and sizes.experts_per_token:
+        share = sizes.experts_per_token / sizes.experts
+        found["expert_tokens"] = {name: int(tokens * share) for name, tokens in count_tokens(job).tokens.items()}
+    return found
 
 
 def check_memory(job: Job, need: Needs) -> None:

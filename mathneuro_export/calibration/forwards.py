@@ -136,8 +136,10 @@ def small_stacks() -> Iterator[None]:
     """Threads that start in the block have small stacks and compute alone (a thread of its own each would stay)."""
     threads, size = torch.get_num_threads(), threading.stack_size(STACK)
     try:
-        torch.set_num_threads(1)
+        if threads > 1:
+            torch.set_num_threads(1)
         yield
     finally:
         threading.stack_size(size)
-        torch.set_num_threads(threads)
+        if threads > 1:
+            torch.set_num_threads(threads)

@@ -5,8 +5,8 @@ files are opened for each layer and closed after it, so that no page of an earli
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from mathneuro_export.models.layers import Units, units_of
 from mathneuro_export.models.loading import check_loadable
 from mathneuro_export.models.names import Placement, meta_model, one_line, place
 from mathneuro_export.models.quiet import quiet
+
+_NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,26 @@ def _load(streamed: StreamedModel, names: Sequence[str]) -> None:
         dtype_plan=model._get_dtype_plan(streamed.dtype),
     )
     try:
-        with quiet():
+        with quiet(), _one_tensor_at_a_time():
             info, _ = convert_and_load_state_dict_in_model(model, slices, config)
     except Exception as error:  # anything: the loader raises whatever the file made it trip over
         raise Error(f"{source.id}: transformers cannot load {names[0]}: {one_line(error)}") from error
     wrong = [*sorted(info.conversion_errors), *sorted(str(entry[0]) for entry in info.mismatched_keys)]
     if wrong:
         raise Error(f"{source.id}: transformers cannot convert the tensors of {wrong[0]!r}")
+
+
+@contextmanager
+def _one_tensor_at_a_time() -> Iterator[None]:
+    """transformers would read all tensors at once in threads, beside the fused ones it makes of them."""
+    before = os.environ.get(_NO_THREADS)
+    os.environ[_NO_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_NO_THREADS]
+        if before is not None:
+            os.environ[_NO_THREADS] = before
 
 
 def _to_meta(module: Any) -> None:
