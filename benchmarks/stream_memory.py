@@ -3,10 +3,9 @@
     python benchmarks/stream_memory.py [--gigabytes 1.7] [--samples 4] [--length 128] [--folder DIR]
 
 Prints, in float32 on one thread: peaks of anonymous memory above a process that imported torch and transformers, with
-the model
-in memory, streamed, and streamed with `--max-memory` at two layers, the embeddings and a tenth of the hidden states; the
-bounds they are held to; the ratio of times; whether the statistics are the same bits. Then a whole streamed `scale`:
-bytes read from the disk over the checkpoint's, and whether it finishes under a limit on its data (RLIMIT_DATA)
+the model in memory, streamed, and streamed with `--max-memory` at two layers, the embeddings and a tenth of the hidden
+states; the bounds they are held to; the ratio of times; whether the statistics are the same bits. Then a whole streamed
+`scale`: bytes read from the disk over the checkpoint's, and whether it finishes under a limit on its data (RLIMIT_DATA)
 that is smaller than the checkpoint and under which the model in memory does not. Each run is a process of its own.
 """
 
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,38 @@ import numpy as np
 
 from mathneuro_export.checkpoint.write import Entry, write_safetensors
 
-HIDDEN, INNER, HEADS, KV_HEADS, VOCABULARY, SHARDS = 2048, 5632, 16, 4, 256, 4
+SHARDS = 4
 MARGIN = 150_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a Llama."""
+
+    hidden: int = 2048
+    inner: int = 5632
+    heads: int = 16
+    kv_heads: int = 4
+    vocabulary: int = 256
+
+    @property
+    def layer(self) -> dict[str, tuple[int, ...]]:
+        """The tensors of a decoder layer."""
+        kv = self.hidden * self.kv_heads // self.heads
+        return {
+            "self_attn.q_proj": (self.hidden, self.hidden),
+            "self_attn.k_proj": (kv, self.hidden),
+            "self_attn.v_proj": (kv, self.hidden),
+            "self_attn.o_proj": (self.hidden, self.hidden),
+            "mlp.gate_proj": (self.inner, self.hidden),
+            "mlp.up_proj": (self.inner, self.hidden),
+            "mlp.down_proj": (self.hidden, self.inner),
+            "input_layernorm": (self.hidden,),
+            "post_attention_layernorm": (self.hidden,),
+        }
+
+
+SHAPE = Shape()
 
 
 def main() -> None:
@@ -106,7 +136,7 @@ def calibration(name: str, folder: Path, length: int) -> dict[str, Any]:
     plan = plan_targets(source)
     assert plan.sizes is not None
     samples = sum(len(corpus.texts) for corpus in corpora)
-    hidden = samples * length * HIDDEN * 4
+    hidden = samples * length * SHAPE.hidden * 4
     fixed = (sum(sorted(plan.sizes.layers)[-2:]) + plan.sizes.rest) * 4
     budget = hidden // 10 if name == "disk" else hidden
     settings: dict[str, Any] = {"max_length": length, "batch_size": 1}
@@ -185,35 +215,35 @@ def anonymous() -> int:
 
 
 def status(field: str) -> int:
-    with open("/proc/self/status", encoding="ascii") as lines:
+    with Path("/proc/self/status").open(encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def read_bytes() -> int:
     """Bytes that this process had fetched from the disk."""
-    with open("/proc/self/io", encoding="ascii") as lines:
+    with Path("/proc/self/io").open(encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
-def make(folder: Path, gigabytes: float, samples: int, length: int) -> int:
+def make(folder: Path, gigabytes: float, samples: int, length: int, sizes: Shape = SHAPE) -> int:
     """A random checkpoint, its tokenizer and two corpora; how many layers it has."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     from tiny import tiny_tokenizer, write_jsonl  # type: ignore[import-not-found]
 
     model = folder / "model"
     model.mkdir()
-    shapes = layer_shapes()
+    shapes = sizes.layer
     per_layer = sum(int(np.prod(shape)) for shape in shapes.values())
     layers = max(SHARDS, round(gigabytes * 1e9 / 2 / per_layer))
     settings = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.inner,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
         "num_hidden_layers": layers,
-        "vocab_size": VOCABULARY,
+        "vocab_size": sizes.vocabulary,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
@@ -230,10 +260,10 @@ def make(folder: Path, gigabytes: float, samples: int, length: int) -> int:
             for name, shape in shapes.items()
         ]
         if shard == 0:
-            entries.append(weight(rng, "model.embed_tokens.weight", (VOCABULARY, HIDDEN)))
+            entries.append(weight(rng, "model.embed_tokens.weight", (sizes.vocabulary, sizes.hidden)))
         if shard == SHARDS - 1:
-            entries.append(weight(rng, "lm_head.weight", (VOCABULARY, HIDDEN)))
-            entries.append(weight(rng, "model.norm.weight", (HIDDEN,)))
+            entries.append(weight(rng, "lm_head.weight", (sizes.vocabulary, sizes.hidden)))
+            entries.append(weight(rng, "model.norm.weight", (sizes.hidden,)))
         write_safetensors(model / file, entries, {"format": "pt"})
         weight_map |= {entry.name: file for entry in entries}
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
@@ -243,21 +273,6 @@ def make(folder: Path, gigabytes: float, samples: int, length: int) -> int:
         texts = [" ".join(str((i * 7919 + number + n) % 9973) for n in range(length)) for i in range(samples)]
         write_jsonl(folder / f"{corpus}.jsonl", [{"text": text} for text in texts])
     return layers
-
-
-def layer_shapes() -> dict[str, tuple[int, ...]]:
-    kv = HIDDEN * KV_HEADS // HEADS
-    return {
-        "self_attn.q_proj": (HIDDEN, HIDDEN),
-        "self_attn.k_proj": (kv, HIDDEN),
-        "self_attn.v_proj": (kv, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, HIDDEN),
-        "mlp.gate_proj": (INNER, HIDDEN),
-        "mlp.up_proj": (INNER, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INNER),
-        "input_layernorm": (HIDDEN,),
-        "post_attention_layernorm": (HIDDEN,),
-    }
 
 
 def weight(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Entry:
