@@ -60,6 +60,10 @@ def needs(job: Job) -> Needs:
     in_memory = Needs(False, whole, 0 if device == "cpu" else whole)
     limit = min(memory.available_memory(), options.memory_limit or memory.available_memory())
     fits = in_memory.host <= limit and in_memory.device <= memory.device_memory(device)
+    if options.stream == "never" and options.memory_limit is not None and weights > options.memory_limit:
+        raise ResourceError(
+            f"--max-memory {options.max_memory}: the model in memory takes {weights} bytes; use --stream always"
+        )
     if options.stream == "never" or (options.stream == "auto" and fits):
         return in_memory
     assert job.plan is not None

@@ -124,6 +124,10 @@ class TestPreflight:
         outcome = cli(*command, "--max-memory", "10KB", "-o", tmp_path / "out")
         assert outcome.code == 4
         assert "--max-memory 10KB" in outcome.last
+        whole = [word if word != "always" else "never" for word in command]
+        outcome = cli(*whole, "--max-memory", "10KB", "-o", tmp_path / "out")
+        assert outcome.code == 4
+        assert "--stream always" in outcome.last
         for size in ("0", "many", "5XB", "-3"):
             refused = cli(*command, f"--max-memory={size}", "-o", tmp_path / "out")
             assert refused.code == 2

@@ -1,5 +1,6 @@
 """Every architecture from the plan to the edited checkpoint, each as a tiny random model."""
 
+import importlib
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,3 +303,51 @@ def test_tensors_that_the_class_does_not_load(tmp_path):
         assert read_document(result.manifest)["skipped"]["not loaded by the model class"] == [name]
         assert torch.equal(tensors(result.output)[name], torch.ones(4, 4, dtype=torch.bfloat16))
         assert mathneuro_export.verify(result.output, case.folder).ok
+
+
+def test_what_else_reads_a_run_of_experts(tmp_path):
+    """`apply`, `diff`, `combine`, `export-mask` and `inspect` on tensors that hold several experts."""
+    case = make_case("gpt_oss", tmp_path / "case")
+    one, two = case.scaled().output, case.scaled(proportion=0.2).output
+
+    def call(name, *arguments):
+        command = importlib.import_module(f"mathneuro_export.cli.{name}").command
+        command.main([str(argument) for argument in arguments], standalone_mode=False)
+
+    call("apply", one, case.folder, "-o", tmp_path / "applied", "--factor", 0.5)
+    assert mathneuro_export.verify(tmp_path / "applied", case.folder).ok
+    call("diff", one, two)
+    call("combine", one, two, "--op", "and", "-o", tmp_path / "both")
+    assert mathneuro_export.verify(tmp_path / "both").ok
+    call("export_mask", one, "-o", tmp_path / "mask.npz", "--format", "npz")
+    for folder in (one, tmp_path / "both", case.folder):
+        call("inspect", folder)
+    call("verify", one, "--base", case.folder)
+
+
+def test_the_noise_of_experts_that_see_few_tokens(tmp_path):
+    """Math and general text from one distribution: the share of top(math) called math-specific falls with tokens."""
+    case = make_case("qwen3_moe", tmp_path)
+    texts = sentences(400)
+    write_jsonl(case.math, [{"text": text} for text in texts[::2]])
+    write_jsonl(case.general, [{"text": text} for text in texts[1::2]])
+    shares = {}
+    for samples in (4, 20, 200):
+        result = case.scaled(num_samples=samples, min_expert_tokens=0, batch_size=16)
+        document = read_document(result.manifest)
+        entries = [e for e in document["tensors"].values() if e["statistic"] in tokens_of(document)]
+        counts = [tokens_of(document)[e["statistic"]][0] for e in entries]
+        share = np.mean([e["count"]["masked"] / max(1, e["count"]["top"]["math"]) for e in entries])
+        shares[samples] = share
+        print(f"{np.mean(counts):8.0f} tokens per expert: {share:.3f} of top(math) are called math-specific")
+    assert shares[4] > shares[20] > shares[200]
+    by_default = read_document(case.scaled(num_samples=20, min_expert_tokens=None).manifest)
+    for entry in by_default["tensors"].values():
+        tokens = tokens_of(by_default).get(entry["statistic"], [10**9])
+        assert entry["count"]["masked"] == 0 or min(tokens) >= 256
+
+
+def tokens_of(document):
+    """Statistic -> the fewer tokens of the two corpora, for each expert."""
+    math, general = (document["calibration"][corpus]["expert_tokens"] for corpus in CORPORA)
+    return {name: [min(pair) for pair in zip(math[name], general[name], strict=True)] for name in math}
