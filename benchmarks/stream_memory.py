@@ -2,8 +2,8 @@
 
     python benchmarks/stream_memory.py [--gigabytes 1.7] [--samples 4] [--length 128] [--folder DIR]
 
-Prints, in float32 on one thread: peaks of anonymous memory above a process that imported torch and transformers, with
-the model in memory, streamed, and streamed with `--max-memory` at two layers, the embeddings and a tenth of the hidden
+Prints, in float32 on one thread: times, and peaks of anonymous memory above a process that imported torch and transformers,
+in memory, streamed, and streamed with `--max-memory` at two layers, the embeddings and a tenth of the hidden
 states; the bounds they are held to; the ratio of times; whether the statistics are the same bits. Then a whole streamed
 `scale`: bytes read from the disk over the checkpoint's, and whether it finishes under a limit on its data (RLIMIT_DATA)
 that is smaller than the checkpoint and under which the model in memory does not. Each run is a process of its own.
@@ -85,10 +85,15 @@ def report(folder: Path, layers: int, length: int) -> None:
     bounds = {name: run["bound"] for name, run in runs.items()}
     for name, run in runs.items():
         bound = "" if name == "memory" else f"   bound {bounds[name] >> 20:5d} MiB"
-        print(f"{name:<10}{run['seconds']:8.1f} s{run['peak'] >> 20:8d} MiB{bound}")
-    ratio = runs["streamed"]["seconds"] / runs["memory"]["seconds"]
+        times = f"{run['seconds']:8.1f} s{run['processor']:8.1f} CPU s"
+        print(f"{name:<10}{times}{run['peak'] >> 20:8d} MiB{bound}")
+    ratio, processor = (runs["streamed"][kind] / runs["memory"][kind] for kind in ("seconds", "processor"))
     same = len({run["digest"] for run in runs.values()}) == 1
-    print(f"streamed over in memory: {ratio:.2f} x the time; statistics {'the same bits' if same else 'DIFFER'}")
+    bits = "the same bits" if same else "DIFFER"
+    print(
+        f"streamed over in memory: {ratio:.2f} x the time, {processor:.2f} x the CPU time; statistics {bits}",
+        flush=True,
+    )
     scaled = start("scale", folder, length)
     print(f"scale, streamed: {scaled['read'] / size:.3f} x the checkpoint read, {scaled['seconds']:.1f} s")
     for name in ("limited", "limited-memory"):
@@ -149,21 +154,22 @@ def calibration(name: str, folder: Path, length: int) -> dict[str, Any]:
 
     sampler = threading.Thread(target=sample)
     sampler.start()
-    began = time.perf_counter()
+    began, processor = time.perf_counter(), time.process_time()
     if name == "memory":
         result = calibrate(load_model(source, "cpu", "float32"), plan, corpora, tokenizer, **settings)
     else:
         parking = Parking(budget if name == "disk" else None, folder / "work")
         model = stream_model(source, "cpu", "float32")
         result = calibrate_streamed(model, plan, corpora, tokenizer, **settings, parking=parking)
-    seconds = time.perf_counter() - began
+    seconds, processor = time.perf_counter() - began, time.process_time() - processor
     done.set()
     sampler.join()
     digest = hashlib.sha256()
     for vectors in result.statistics.stored.values():
         for array in vectors.values():
             digest.update(array.tobytes())
-    return {"seconds": seconds, "peak": peak, "bound": fixed + budget + MARGIN, "digest": digest.hexdigest()}
+    bound = fixed + budget + MARGIN
+    return {"seconds": seconds, "processor": processor, "peak": peak, "bound": bound, "digest": digest.hexdigest()}
 
 
 def scale(folder: Path, length: int) -> dict[str, Any]:

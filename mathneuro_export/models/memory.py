@@ -1,6 +1,9 @@
 """How much memory of host and device a process may still take."""
 
+import ctypes
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,6 +21,13 @@ def device_memory(device: str) -> int:
     import torch
 
     return int(torch.cuda.mem_get_info(device)[0])
+
+
+def give_back() -> None:
+    """Give freed host memory back to the system; the C library may keep it for later, where it can be told not to."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _meminfo() -> int:

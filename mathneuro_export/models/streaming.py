@@ -14,6 +14,7 @@ from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error
 from mathneuro_export.models.layers import Units, units_of
 from mathneuro_export.models.loading import check_loadable
+from mathneuro_export.models.memory import give_back
 from mathneuro_export.models.names import Placement, meta_model, one_line, place
 from mathneuro_export.models.quiet import quiet
 
@@ -46,6 +47,7 @@ class StreamedModel:
     def free(self, layer: int) -> None:
         """Give the memory of one decoder layer back."""
         _to_meta(self.model.get_submodule(self.units.names[layer]))
+        give_back()
 
     def read_ahead(self, layer: int) -> None:
         """Ask the system to read a layer's bytes while others compute; does nothing where it cannot be asked."""
