@@ -2,11 +2,12 @@
 
     python benchmarks/stream_memory.py [--gigabytes 1.7] [--samples 4] [--length 128] [--folder DIR]
 
-Prints, in float32 on one thread: times, and peaks of anonymous memory above a process that imported torch and transformers,
-in memory, streamed, and streamed with `--max-memory` at two layers, the embeddings and a tenth of the hidden
-states; the bounds they are held to; the ratio of times; whether the statistics are the same bits. Then a whole streamed
-`scale`: bytes read from the disk over the checkpoint's, and whether it finishes under a limit on its data (RLIMIT_DATA)
-that is smaller than the checkpoint and under which the model in memory does not. Each run is a process of its own.
+Prints, in float32 on one thread: times, and peaks of anonymous memory above a process that imported torch and
+transformers, in memory, streamed, and streamed with `--max-memory` at two layers, the embeddings and a tenth of the
+hidden states; the bounds they are held to; the ratio of times; whether the statistics are the same bits. Then a whole
+streamed `scale`: bytes read from the disk over the checkpoint's, and whether it finishes under a limit on its data
+(RLIMIT_DATA) that is smaller than the checkpoint and under which the model in memory does not. Each run is a process of
+its own.
 """
 
 import argparse

@@ -1,5 +1,4 @@
 """The bundled GENERAL calibration text: the look of math data, with nothing computed."""
-
 import json
 import re
 import statistics
@@ -22,7 +21,11 @@ def texts():
 
 def is_question_answer(text):
     lines = text.split("\n")
-    return len(lines) >= 3 and "?" in text and re.fullmatch(r"The answer is .+[.?!]|#### .+", lines[-1]) is not None
+    return (
+        len(lines) >= 3
+        and "?" in text
+        and re.fullmatch(r"The answer is .+[.?!]|#### .+", lines[-1]) is not None
+    )
 
 
 def digit_share(items):
