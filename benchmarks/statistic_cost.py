@@ -42,7 +42,7 @@ def main() -> None:
     corpus = load_corpus("math", arguments.data, arguments.samples, 42)
     encoded = encode(corpus, load_tokenizer(source), arguments.max_length, False, embedding_rows(model))
     batches = make_batches(encoded.ids, arguments.batch_size)
-    modules = {target.name: model.get_submodule(target.module) for target in plan_targets(source).observed}
+    modules = {target.name: model.get_submodule(target.module) for target in plan_targets(source).linear}
     inputs = []
     for batch in batches:
         ids = torch.zeros(len(batch.samples), batch.padded, dtype=torch.int64)

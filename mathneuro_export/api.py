@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mathneuro_export.export.counts import total
 from mathneuro_export.job import Job, kinds, prepare, prepare_apply
 from mathneuro_export.options import build_options
 from mathneuro_export.produce import costs, layout_of, produce
@@ -41,7 +42,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job would do: `targets` by kind of module, `skipped` by reason; bytes."""
+    """What a job would do: `targets` by kind of module, `skipped` by reason; bytes.
+
+    `model`: what calibration meets, empty with a RUN: decoder `layers`, `ties` (pairs of parameters), `experts`,
+    `experts_per_token`, `expert_tokens` (corpus -> the tokens each expert is to expect), `streamed`.
+    """
 
     targets: dict[str, dict[str, int]]
     skipped: dict[str, list[str]]
@@ -49,6 +54,7 @@ class Plan:
     bytes_written: int
     peak_host_bytes: int
     peak_device_bytes: int
+    model: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         """The plan as `--dry-run --json` prints it."""
@@ -121,7 +127,12 @@ def job_of(
 def plan_of(job: Job) -> Plan:
     """The plan of a job."""
     skipped = {reason: sorted(names) for reason, names in job.skipped.items()}
-    return Plan(kinds(job.targets), skipped, **asdict(costs(job)))
+    if job.run is not None:
+        return Plan(kinds(job.targets), skipped, **asdict(costs(job)), model={})
+    from mathneuro_export.preflight import facts, needs
+
+    need = needs(job)
+    return Plan(kinds(job.targets), skipped, **asdict(costs(job, need)), model=facts(job, need))
 
 
 def carry_out(job: Job, output: str | Path, talk: Talk) -> Result:
@@ -139,8 +150,8 @@ def carry_out(job: Job, output: str | Path, talk: Talk) -> Result:
         output=folder,
         manifest=folder / layout_of(job).manifest,
         targets=len(counts),
-        masked=sum(count["masked"] for count in counts),
-        changed=None if job.edit is None else sum(count["changed"] for count in counts),
+        masked=sum(total(count["masked"]) for count in counts),
+        changed=None if job.edit is None else sum(total(count["changed"]) for count in counts),
         seconds=time.monotonic() - started,
         warnings=document["warnings"],
     )

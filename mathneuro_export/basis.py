@@ -87,10 +87,10 @@ def _target(source: Source, name: str, axis: int) -> Target:
             " RUN of a model with these tensors"
         )
     file, info = source.tensors[name]
-    if info.dtype not in EDITABLE or len(info.shape) != 2 or prod(info.shape) == 0:
+    if info.dtype not in EDITABLE or len(info.shape) not in (2, 3) or prod(info.shape) == 0:
         raise Error(
-            f"{name}: is {info.dtype} {list(info.shape)} in {source.id}, expected a matrix in F32, F16 or BF16; name"
-            " the RUN of a model with this tensor"
+            f"{name}: is {info.dtype} {list(info.shape)} in {source.id}, expected a matrix, or those of experts, in"
+            " F32, F16 or BF16; name the RUN of a model with this tensor"
         )
     return Target(name=name, file=file, shape=info.shape, dtype=info.dtype, module="", input_axis=axis)
 

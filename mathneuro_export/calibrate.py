@@ -1,63 +1,76 @@
 """The calibration of a job: model and tokenizer loaded, every corpus through them, the statistics file written."""
 
 import os
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from mathneuro_export.calibration.statistics import write_statistics
+from mathneuro_export.checkpoint.journal import Journal
 from mathneuro_export.export.finish import entry
 from mathneuro_export.job import Job
 from mathneuro_export.models.loading import compute_dtype, load_model, load_tokenizer, resolve_device, tokenizer_digest
+from mathneuro_export.models.memory import device_memory
+from mathneuro_export.preflight import ACTIVATIONS, needs
 from mathneuro_export.talk import Talk
 
-ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
-ACTIVATIONS = 512 << 20
-"""Host or device bytes a batch's activations and the libraries' buffers may take beside the weights."""
+HIDDEN = "calibration"
+"""The folder within the work folder that holds a streamed calibration's hidden states and statistics."""
 
 
-def calibration_memory(job: Job) -> tuple[int, int]:
-    """Upper estimates of host and device bytes: the weights in the compute dtype and a batch's activations."""
-    device = resolve_device(job.options.device)
-    item = ITEM[compute_dtype(job.options.dtype, job.source, device)]
-    weights = sum(prod(info.shape) for _, info in job.source.tensors.values()) * item
-    return (weights + ACTIVATIONS, 0) if device == "cpu" else (weights + ACTIVATIONS, weights + ACTIVATIONS)
-
-
-def calibrate_job(job: Job, path: Path, talk: Talk) -> dict[str, Any]:
+def calibrate_job(job: Job, path: Path, talk: Talk, journal: Journal, work: Path) -> dict[str, Any]:
     """Calibrate, write the statistics file at `path`, and return the journal's record of it (JSON values).
 
     The record holds the file's digest, the manifest's `calibration` section and tokenizer digest, the environment's
-    part that calibration sets, the names of targets whose input was never seen, and the warnings.
+    part that calibration sets, the names of targets whose input was never seen, and the warnings. What a streamed
+    calibration has done is kept in `work` and `journal`.
 
     Raises:
         Error: the model or tokenizer cannot be loaded, or a corpus cannot be run.
     """
     import torch
 
+    from mathneuro_export.calibration.parking import Parking
+    from mathneuro_export.calibration.resume import Checkpoints
     from mathneuro_export.calibration.runner import calibrate
+    from mathneuro_export.calibration.stream import calibrate_streamed
+    from mathneuro_export.models.streaming import stream_model
 
     assert job.plan is not None
-    options = job.options
+    options, need = job.options, needs(job)
     device = resolve_device(options.device)
     dtype = compute_dtype(options.dtype, job.source, device)
     tokenizer = load_tokenizer(job.source)
-    talk.say(f"load {job.source.id} in {dtype} on {device}")
-    model = load_model(job.source, device, dtype)
     samples = sum(len(corpus.texts) for corpus in job.corpora)
-    with talk.bar("calibrate", samples, "sample") as advance:
-        calibration = calibrate(
-            model,
-            job.plan,
-            job.corpora,
-            tokenizer,
-            max_length=options.max_length,
-            batch_size=options.batch,
-            blocks=options.block_count,
-            chat_template=options.chat_template,
-            progress=advance,
-        )
-    axes = {target.name: target.input_axis for target in job.plan.observed}
+    settings: dict[str, Any] = {
+        "max_length": options.max_length,
+        "batch_size": options.batch,
+        "blocks": options.block_count,
+        "chat_template": options.chat_template,
+    }
+    if need.streamed:
+        talk.say(f"load {job.source.id} layer by layer in {dtype} on {device}")
+        streamed = stream_model(job.source, device, dtype)
+        model = streamed.model
+        on_device = max(0, device_memory(device) - need.device - ACTIVATIONS) if device != "cpu" else 0
+        parking = Parking(need.budget, work / HIDDEN, on_device)
+        checkpoints = Checkpoints(journal, work / HIDDEN, talk.say)
+        with talk.bar("calibrate", samples * len(streamed.layers), "sample") as advance:
+            calibration = calibrate_streamed(
+                streamed,
+                job.plan,
+                job.corpora,
+                tokenizer,
+                **settings,
+                progress=advance,
+                parking=parking,
+                checkpoints=checkpoints,
+            )
+    else:
+        talk.say(f"load {job.source.id} in {dtype} on {device}")
+        model = load_model(job.source, device, dtype)
+        with talk.bar("calibrate", samples, "sample") as advance:
+            calibration = calibrate(model, job.plan, job.corpora, tokenizer, **settings, progress=advance)
+    axes = {target.name: target.input_axis for target in job.plan.linear}
     head = job.plan.lm_head.name if job.plan.lm_head else None
     digest = write_statistics(path, calibration.statistics, axes, head)
     return {
@@ -67,10 +80,11 @@ def calibrate_job(job: Job, path: Path, talk: Talk) -> dict[str, Any]:
         "environment": {
             "device": _device_name(device),
             "dtype": dtype,
+            "streamed": need.streamed,
             "threads": torch.get_num_threads(),
             "kernels": {"attention": str(getattr(model.config, "_attn_implementation", None))},
         },
-        "unobserved": [target.name for target in job.plan.observed if target.name not in calibration.observed],
+        "unobserved": [target.name for target in job.plan.linear if target.name not in calibration.observed],
         "notes": [note.as_warning() for note in calibration.notes],
     }
 

@@ -16,13 +16,13 @@ from mathneuro_export.errors import Error, UsageError
 from mathneuro_export.export.edit import check_factor
 from mathneuro_export.export.finish import unhashed
 from mathneuro_export.export.run import Run, open_run
-from mathneuro_export.models.filters import UNUSED_HEAD, kind_of, narrow
+from mathneuro_export.models.filters import kind_of, narrow
 from mathneuro_export.models.targets import Note, Plan, Target, plan_targets
 from mathneuro_export.options import Options, flag, option_fields
 from mathneuro_export.talk import Talk
 
 SILENT = Talk()
-OWN = ("proportion", "control", "include", "exclude", "layers", "lm_head")
+OWN = ("proportion", "control", "include", "exclude", "layers", "lm_head", "min_expert_tokens")
 """Options of a selection; at a RUN's own its stored masks are used."""
 
 
@@ -74,8 +74,7 @@ def prepare(verb: str, model: str | Path, options: Options, *, weights: bool = T
     if run is None:
         plan = plan_targets(source)
         head = plan.lm_head.name if plan.lm_head else None
-        structural = {reason: names for reason, names in plan.skipped.items() if reason != UNUSED_HEAD}
-        basis = Basis(plan.observed, head, structural)
+        basis = Basis(plan.linear, head, plan.skipped)
         corpora = load_corpora(options)
     else:
         check_same_source(source, run)
@@ -143,7 +142,7 @@ def _checked(job: Job) -> Job:
 
 
 def _refuse_calibration_options(options: Options, inherited: Mapping[str, Any]) -> None:
-    names = {item.name for item in option_fields("calibration", "compute")} & options.given
+    names = {item.name for item in option_fields("calibration", "compute", "memory")} & options.given
     if (options.control if "control" in options.given else inherited["control"]) == "random":
         names.discard("seed")
     if names:
@@ -164,7 +163,7 @@ def _selection(options: Options, inherited: Mapping[str, Any]) -> dict[str, Any]
         "exclude": list(values["exclude"]),
         "layers": values["layers"],
         "lm_head": bool(values["lm_head"]),
-        "min_expert_tokens": inherited.get("min_expert_tokens", 256),
+        "min_expert_tokens": values["min_expert_tokens"],
         "parents": list(inherited.get("parents", [])),
     }
 

@@ -5,6 +5,7 @@
 """
 
 import difflib
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from mathneuro_export.errors import UsageError
 
 CONTROLS = ("random", "wanda", "wanda-matched", "mirror")
 GROUPS = {
-    "identify": ("calibration", "compute", "selection", "from", "work", "model", "hub"),
-    "scale": ("calibration", "compute", "selection", "edit", "from", "work", "model", "hub", "push"),
-    "prune": ("calibration", "compute", "selection", "from", "work", "model", "hub", "push"),
+    "identify": ("calibration", "compute", "memory", "selection", "from", "work", "model", "hub"),
+    "scale": ("calibration", "compute", "memory", "selection", "edit", "from", "work", "model", "hub", "push"),
+    "prune": ("calibration", "compute", "memory", "selection", "from", "work", "model", "hub", "push"),
     "apply": ("edit", "work", "model", "hub", "push"),
 }
 FLOAT32_MAX = 3.4028234663852886e38
+STREAM = ("auto", "always", "never")
+SIZE_UNITS = {"": 1, "B": 1}
+SIZE_UNITS |= {f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate("KMGT")}
+SIZE_UNITS |= {f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -50,6 +55,15 @@ class Options:
     dtype: str = _option(
         "auto", "compute", "Compute dtype; auto is float32 on the CPU, else the checkpoint's.", choices=DTYPES
     )
+    stream: str = _option(
+        "auto", "memory", "Calibrate one decoder layer at a time; auto: where the model does not fit.", choices=STREAM
+    )
+    max_memory: str | None = _option(
+        None,
+        "memory",
+        "Host memory for layers, embeddings and hidden states, the rest of which go to disk.",
+        metavar="SIZE",
+    )
     proportion: float = _option(0.05, "selection", "Share of each matrix in its top, between 0 and 1.", metavar="P")
     control: str | None = _option(None, "selection", "A control in place of the math-specific mask.", choices=CONTROLS)
     include: tuple[str, ...] = _option(
@@ -59,6 +73,9 @@ class Options:
         (), "selection", "Not the tensors whose name on disk matches.", metavar="GLOB", multiple=True
     )
     layers: str | None = _option(None, "selection", "Only these decoder layers, from 0, as 4-20.", metavar="A-B")
+    min_expert_tokens: int = _option(
+        256, "selection", "Leave experts alone that saw fewer tokens of any corpus; 0 leaves none.", metavar="N"
+    )
     lm_head: bool = _option(False, "selection", "Edit the lm_head too, where it is not tied.", flags="--lm-head")
     factor: float = _option(1.1, "edit", "What masked weights are multiplied by.", metavar="F", aliases=["--scalar"])
     from_run: str | None = _option(
@@ -78,6 +95,11 @@ class Options:
     def batch(self) -> int | None:
         """Samples a batch; None for the token budget."""
         return None if self.batch_size == "auto" else int(self.batch_size)
+
+    @property
+    def memory_limit(self) -> int | None:
+        """`max_memory` in bytes; None where it was not given."""
+        return None if self.max_memory is None else parse_size(self.max_memory)
 
     @property
     def block_count(self) -> int | None:
@@ -107,7 +129,17 @@ def build_options(verb: str, values: dict[str, Any]) -> Options:
         if name in given:
             value = given[name]
             given[name] = (value,) if isinstance(value, str | Path) else tuple(value)
-    for name in ("math", "batch_size", "blocks", "layers", "from_run", "revision", "cache_dir", "push_to_hub"):
+    for name in (
+        "math",
+        "batch_size",
+        "blocks",
+        "layers",
+        "from_run",
+        "revision",
+        "cache_dir",
+        "push_to_hub",
+        "max_memory",
+    ):
         if name in given:
             given[name] = str(given[name])
     if "general" in given:
@@ -123,15 +155,17 @@ def _check(options: Options) -> None:
         raise UsageError(f"--proportion {options.proportion}: expected a number between 0 and 1, as 0.05")
     if not isinstance(options.factor, int | float) or not abs(options.factor) <= FLOAT32_MAX:
         raise UsageError(f"--factor {options.factor}: expected a number that is finite in float32, as 1.1 (0 prunes)")
-    for name, low in (("num_samples", 1), ("max_length", 1), ("seed", 0)):
+    for name, low in (("num_samples", 1), ("max_length", 1), ("seed", 0), ("min_expert_tokens", 0)):
         value = getattr(options, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise UsageError(f"{flag(name)} {value}: expected a whole number of at least {low}")
+    if options.max_memory is not None:
+        parse_size(options.max_memory)
     for name in ("batch_size", "blocks"):
         value = getattr(options, name)
         if value != "auto" and not (value.isascii() and value.isdigit() and int(value) >= 1):
             raise UsageError(f"{flag(name)} {value}: expected auto or a whole number of at least 1")
-    for name, choices in (("control", (None, *CONTROLS)), ("dtype", DTYPES)):
+    for name, choices in (("control", (None, *CONTROLS)), ("dtype", DTYPES), ("stream", STREAM)):
         value = getattr(options, name)
         if value not in choices:
             raise UsageError(f"{flag(name)} {value}: expected one of {', '.join(c for c in choices if c)}")
@@ -139,6 +173,20 @@ def _check(options: Options) -> None:
         raise UsageError("--private: nothing is pushed; give --push-to-hub REPO_ID too, or leave it out")
     if options.offline and options.push_to_hub is not None:
         raise UsageError(f"--push-to-hub {options.push_to_hub}: cannot be beside --offline; push OUT later")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as `5GB`, `500MiB` or `1000000`; decimal without the i, case aside.
+
+    Raises:
+        UsageError: another form, or nothing.
+    """
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
+    units = {unit.lower(): factor for unit, factor in SIZE_UNITS.items()}
+    size = int(float(match[1]) * units.get(match[2].lower(), 0)) if match else 0
+    if size <= 0:
+        raise UsageError(f"--max-memory {text}: expected a size in bytes, as 5GB or 500MiB")
+    return size
 
 
 def flag(name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mathneuro_export.basis import not_the_source
 from mathneuro_export.calibration.statistics import StatisticsFile
@@ -13,6 +13,7 @@ from mathneuro_export.checkpoint.journal import Journal
 from mathneuro_export.checkpoint.output import check_output
 from mathneuro_export.checkpoint.rewrite import digest_file
 from mathneuro_export.errors import Error, ResourceError
+from mathneuro_export.export import counts
 from mathneuro_export.export.finish import Facts, entry, environment, planned_files, write_output, write_run
 from mathneuro_export.export.manifest import read_document
 from mathneuro_export.export.shards import MaskMaker, Rule, assemble_masks, matching, pass_shards, selecting, stored
@@ -21,6 +22,9 @@ from mathneuro_export.job import Job, fingerprint
 from mathneuro_export.masks.maskfile import MaskFile
 from mathneuro_export.models.targets import NOT_OBSERVED
 from mathneuro_export.talk import Talk
+
+if TYPE_CHECKING:
+    from mathneuro_export.preflight import Needs
 
 
 def layout_of(job: Job) -> Layout:
@@ -38,20 +42,21 @@ class Costs:
     peak_device_bytes: int
 
 
-def costs(job: Job) -> Costs:
-    """Bytes read and written, and an upper estimate of the memory taken."""
+def costs(job: Job, need: "Needs | None" = None) -> Costs:
+    """Bytes read and written, and an upper estimate of the memory taken; `need` is the calibration's, if known."""
     weights = sum(header.file_size for header in job.source.shards.values())
     others = sum(job.source.sizes[name] for name in job.source.carried)
     selected = sum(prod(target.shape) for target in job.targets)
-    masks = int(selected * job.selection["proportion"]) * 2 + sum(8 * target.shape[0] for target in job.targets)
+    rows = sum(prod(target.shape[:-1]) for target in job.targets)
+    masks = int(selected * job.selection["proportion"]) * 2 + 8 * rows
     written = 2 * masks + (weights + others if job.edit else 0) + (8 << 20)
     largest = max((info.nbytes for _, info in job.source.tensors.values()), default=0)
     if job.run is not None:
         return Costs(weights, written, largest + (300 << 20), 0)
-    from mathneuro_export.calibrate import calibration_memory
+    from mathneuro_export.preflight import needs
 
-    host, device = calibration_memory(job)
-    return Costs(2 * weights, written, max(host, largest + (300 << 20)), device)
+    need = need or needs(job)
+    return Costs(2 * weights, written + need.disk, max(need.host, largest + (300 << 20)), need.device)
 
 
 def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
 
 def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk) -> None:
     work = folder / WORK
-    statistics, calibrated = _statistics(job, folder / layout.statistics, journal, talk)
+    statistics, calibrated = _statistics(job, folder / layout.statistics, journal, work, talk)
     lost = _unobserved(job, calibrated["unobserved"])
     targets = [target for target in job.targets if target.name not in lost]
     records = []
@@ -93,7 +98,7 @@ def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk)
         for record in pass_shards(
             job.source,
             targets,
-            _mask_maker(job, statistics),
+            _mask_maker(job, statistics, calibrated["calibration"]),
             journal,
             work,
             factor=job.factor,
@@ -102,12 +107,12 @@ def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk)
         ):
             _check_source(job, record)
             records.append(record)
-    if job.edit and not any(e["count"]["changed"] for r in records for e in r["tensors"].values()):
-        masked = sum(e["count"]["masked"] for r in records for e in r["tensors"].values())
+    if job.edit and not counts.changed(records):
+        masked = counts.masked(records)
         if masked:
             why = f"each of the {masked} masked weights rounds back to itself; choose a factor further from 1"
         else:
-            why = "the masks are empty; choose a larger --proportion or other texts"
+            why = "the masks are empty; choose another --proportion or other texts"
         raise Error(f"--factor {job.factor:g}: no weight would change, {why}")
     masks = _write_masks(job, folder / layout.masks, work, records)
     files = {layout.statistics: Digest(**calibrated["file"]), layout.masks: masks}
@@ -133,17 +138,25 @@ def _require(job: Job, folder: Path, freed: int) -> None:
         from mathneuro_export.models.loading import load_tokenizer
 
         load_tokenizer(job.source)
-    need = costs(job)
-    require_space(folder, need.bytes_written - freed)
+    need = None
+    if job.run is None:
+        from mathneuro_export.preflight import check_memory, needs
+
+        need = needs(job)
+        check_memory(job, need)
+    cost = costs(job, need)
+    require_space(folder, cost.bytes_written - freed)
     free = available_memory()
-    if need.peak_host_bytes > free:
+    if cost.peak_host_bytes > free:
         raise ResourceError(
-            f"{job.source.id}: needs about {need.peak_host_bytes} bytes of memory, {free} are available; "
-            "try --dtype bfloat16, a smaller --batch-size or --max-length, or a larger machine"
+            f"{job.source.id}: needs about {cost.peak_host_bytes} bytes of memory, {free} are available; "
+            "use a larger machine"
         )
 
 
-def _statistics(job: Job, path: Path, journal: Journal, talk: Talk) -> tuple[StatisticsFile, dict[str, Any]]:
+def _statistics(
+    job: Job, path: Path, journal: Journal, work: Path, talk: Talk
+) -> tuple[StatisticsFile, dict[str, Any]]:
     """The statistics file at its final place, made, copied or found there by a resumed job."""
     record = journal.get("statistics")
     if record is not None and path.is_file() and entry(digest_file(path)) == record["file"]:
@@ -154,7 +167,7 @@ def _statistics(job: Job, path: Path, journal: Journal, talk: Talk) -> tuple[Sta
     else:
         from mathneuro_export.calibrate import calibrate_job
 
-        record = calibrate_job(job, path, talk)
+        record = calibrate_job(job, path, talk, journal, work)
     journal.record("statistics", record)
     return StatisticsFile(path), record
 
@@ -183,9 +196,10 @@ def _copy_of_run(job: Job, path: Path, target: Path) -> Digest:
     return digest
 
 
-def _mask_maker(job: Job, statistics: StatisticsFile) -> MaskMaker:
+def _mask_maker(job: Job, statistics: StatisticsFile, calibration: Mapping[str, Any]) -> MaskMaker:
+    starved = counts.starved(calibration, job.selection["min_expert_tokens"])
     corpora = job.run.corpora if job.run else tuple(corpus.name for corpus in job.corpora)
-    rule = Rule(corpora, job.selection["proportion"], job.selection["control"], job.selection["seed"])
+    rule = Rule(corpora, job.selection["proportion"], job.selection["control"], job.selection["seed"], starved)
     if not job.own_masks or job.run is None:
         return selecting(statistics, rule)
     entries: Mapping[str, dict[str, Any]] = job.run.document["tensors"]
@@ -216,7 +230,8 @@ def _facts(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]
         skipped.setdefault(NOT_OBSERVED, []).extend(lost)
         message = f"{len(lost)} targets were left as they are: their input was never seen in calibration"
         notes.append({"code": "not-observed", "message": message, "count": len(lost), "tensors": lost})
-    notes += [*calibrated["notes"], *_counted(job, records), *_strays(job)]
+    notes += [*calibrated["notes"], *counts.warnings(records, job.factor), *_starved(job, calibrated, records)]
+    notes += _strays(job)
     return Facts(
         calibration=calibrated["calibration"],
         selection=job.selection,
@@ -228,23 +243,14 @@ def _facts(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]
     )
 
 
+def _starved(job: Job, calibrated: Mapping[str, Any], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if job.selection["parents"]:
+        return []
+    least = job.selection["min_expert_tokens"]
+    return counts.starved_warning(records, counts.starved(calibrated["calibration"], least), least)
+
+
 def _strays(job: Job) -> list[dict[str, Any]]:
     message = "is not named by the index and was left out: it holds unedited weights"
     names = job.source.stray if job.edit else ()
     return [{"code": "stray-weights", "message": f"{name} {message}", "file": name} for name in names]
-
-
-def _counted(job: Job, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Counted warnings that follow from the masks and the edit."""
-    counts = [tensor["count"] for record in records for tensor in record["tensors"].values()]
-    warnings = []
-    empty = [name for record in records for name, tensor in record["tensors"].items() if tensor["count"]["masked"] == 0]
-    if empty:
-        message = f"{len(empty)} of {len(counts)} targets have an empty mask"
-        warnings.append({"code": "empty-mask", "message": message, "count": len(empty), "tensors": sorted(empty)})
-    masked = sum(count["masked"] for count in counts)
-    unchanged = masked - sum(count.get("changed", 0) for count in counts)
-    if job.edit and unchanged:
-        message = f"{unchanged} of {masked} masked weights round back to what they were under factor {job.factor:g}"
-        warnings.append({"code": "unchanged", "message": message, "count": unchanged, "masked": masked})
-    return warnings

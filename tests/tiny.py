@@ -22,6 +22,8 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
 }
 MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+WRAPPERS = ("gemma3", "mistral3")
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {**COMMON, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     "qwen2": dict(COMMON),
@@ -52,6 +54,61 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mixtral": {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {**COMMON, **MOE, "head_dim": 8, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "gpt_oss": {**COMMON, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "mistral": {**COMMON, "sliding_window": 8, "tie_word_embeddings": False},
+    "ministral3": {**COMMON, "head_dim": 8},
+    "olmoe": {**COMMON, "num_experts": 8, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        **COMMON,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "qwen3_next": {
+        **COMMON,
+        **MOE,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "shared_expert_intermediate_size": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    },
+    "gemma3n_text": {
+        **COMMON,
+        "vocab_size_per_layer_input": 256,
+        "hidden_size_per_layer_input": 8,
+        "num_hidden_layers": 6,
+        "head_dim": 8,
+        "sliding_window": 8,
+        "num_kv_shared_layers": 2,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+        "activation_sparsity_pattern": [0.0] * 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "gemma3": {
+        "text_config": {**COMMON, "head_dim": 8, "sliding_window": 8, "model_type": "gemma3_text"},
+        "vision_config": {**VISION, "image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"},
+        "mm_tokens_per_image": 4,
+    },
+    "mistral3": {
+        "text_config": {**COMMON, "head_dim": 8, "model_type": "mistral", "tie_word_embeddings": False},
+        "vision_config": {**VISION, "image_size": 28, "patch_size": 14, "head_dim": 8, "model_type": "pixtral"},
+        "image_token_index": 5,
+        "tie_word_embeddings": False,
+    },
     "mamba": {
         "vocab_size": 256,
         "hidden_size": 32,
@@ -81,14 +138,15 @@ def tiny_checkpoint(
     `config` overrides entries of the architecture's config. The same arguments give the same bytes.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.set_num_threads(1)
     settings = AutoConfig.for_model(arch, **{**ARCHITECTURES[arch], **config})
     generator = torch.Generator().manual_seed(seed)
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    factory = AutoModelForImageTextToText if arch in WRAPPERS else AutoModelForCausalLM
+    model = factory.from_config(settings, dtype=torch.float32).eval()
     torch.random.set_rng_state(state)
     randomise(model, generator)
     model = model.to(getattr(torch, dtype))

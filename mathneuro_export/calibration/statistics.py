@@ -1,7 +1,8 @@
 """The statistics file: one vector per block, corpus and target; no torch here.
 
 `CORPUS/TARGET` float32 [B, in] holds, for each of the B blocks of a corpus, the sum over the block's samples of the
-L2 norm of every input feature. Targets that see the same input share one tensor, stored under the first one's name.
+L2 norm of every input feature; [B, E, in] for a tensor that holds the matrices of E experts. Targets that see the same
+input share one tensor, stored under the first one's name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,7 @@ class Statistics:
         return self.shared.get(target, target)
 
     def blocks(self, corpus: str, target: str) -> Blocks:
-        """float32 [B, in]. Errors: `Error` where there is no such vector."""
+        """float32 [B, in] or [B, E, in]. Errors: `Error` where there is no such vector."""
         name = self.stored_name(target)
         try:
             return self.stored[corpus][name]
@@ -44,12 +45,12 @@ class Statistics:
             raise Error(f"statistics: {corpus}/{name} is missing; identify again") from None
 
     def vector(self, corpus: str, target: str) -> Blocks:
-        """a_j, float32 [in]: see `total`."""
+        """a_j, float32 [in] or [E, in]: see `total`."""
         return total(self.blocks(corpus, target))
 
 
 def total(blocks: Blocks) -> Blocks:
-    """a_j, float32 [in], of blocks float32 [B, in]: their float64 sum, in order, rounded once."""
+    """a_j, float32 [in] or [E, in], of blocks float32 [B, ...]: their float64 sum, in order, rounded once."""
     sums = np.zeros(blocks.shape[1:], np.float64)
     for block in blocks:
         sums += block
@@ -76,10 +77,11 @@ class StatisticsFile:
         self.corpora = {name.partition("/")[0] for name in self._infos}
         for info in self._header.tensors:
             corpus, slash, name = info.name.partition("/")
-            if not (corpus and slash and name) or info.dtype != "F32" or len(info.shape) != 2:
+            if not (corpus and slash and name) or info.dtype != "F32" or len(info.shape) not in (2, 3):
                 found = f"{info.dtype} {list(info.shape)}"
                 raise Error(
-                    f"{path.name}: tensor {info.name!r} is {found}, expected CORPUS/TARGET in F32 [blocks, inputs]"
+                    f"{path.name}: tensor {info.name!r} is {found}, expected CORPUS/TARGET in F32 [blocks, inputs] or "
+                    "[blocks, experts, inputs]"
                 )
         for corpus in self.corpora:
             for name, leader in self._stored.items():
@@ -92,7 +94,10 @@ class StatisticsFile:
         return self._stored.get(target, target)
 
     def blocks(self, corpus: str, target: str) -> Blocks:
-        """float32 [B, in]. Errors: `Error` where there is no such vector, or one that is negative or not finite."""
+        """float32 [B, in] or [B, E, in].
+
+        Errors: `Error` where there is no such vector, or one that is negative or not finite.
+        """
         name = f"{corpus}/{self.stored_name(target)}"
         if name not in self._infos:
             raise Error(f"{self.path.name}: {name} is missing; identify again")
@@ -104,7 +109,7 @@ class StatisticsFile:
         return array
 
     def vector(self, corpus: str, target: str) -> Blocks:
-        """a_j, float32 [in]: see `total`."""
+        """a_j, float32 [in] or [E, in]: see `total`."""
         return total(self.blocks(corpus, target))
 
 
@@ -170,14 +175,14 @@ def check_statistics(file: str, statistics: Statistics, inputs: Iterable[tuple[s
         if vectors.keys() != first.keys():
             odd = min(vectors.keys() ^ first.keys())
             raise Error(f"{file}: {odd} is in only one of the corpora {first_corpus} and {corpus}; identify again")
-        blocks = {array.shape[0] for array in vectors.values() if array.ndim == 2}
+        blocks = {array.shape[0] for array in vectors.values() if array.ndim in (2, 3)}
         for name, array in vectors.items():
             what = f"{file}: tensor '{corpus}/{name}'"
-            if array.ndim != 2 or array.dtype != np.float32 or array.shape[0] < 1 or len(blocks) != 1:
+            if array.ndim not in (2, 3) or array.dtype != np.float32 or array.shape[0] < 1 or len(blocks) != 1:
                 found = f"{array.dtype} {list(array.shape)}"
                 raise Error(f"{what} is {found}, expected float32 [blocks, inputs] with the same blocks in all")
-            if array.shape[1] != first[name].shape[1]:
-                raise Error(f"{what} has {array.shape[1]} inputs, but {first[name].shape[1]} in {first_corpus}")
+            if array.shape[1:] != first[name].shape[1:]:
+                raise Error(f"{what} has {array.shape[-1]} inputs, but {first[name].shape[-1]} in {first_corpus}")
             if not np.isfinite(array).all() or (array < 0).any():
                 raise Error(f"{what} holds a value that is negative or not finite; identify again")
     for target, name in statistics.shared.items():
@@ -185,6 +190,6 @@ def check_statistics(file: str, statistics: Statistics, inputs: Iterable[tuple[s
             raise Error(f"{file}: {target} uses the statistic of {name}, which is not there; identify again")
     for target, length in inputs:
         for corpus in stored:
-            found_length = statistics.blocks(corpus, target).shape[1]
+            found_length = statistics.blocks(corpus, target).shape[-1]
             if found_length != length:
                 raise Error(f"{file}: {corpus}/{target} has {found_length} inputs, but the tensor has {length}")

@@ -1,6 +1,6 @@
 """What `identify`, `scale`, `prune` and `apply` share: the dry run, and how plan and result are printed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -74,7 +74,20 @@ def _plan_text(plan: "Plan") -> str:
         lines.append(f"  {reason}: {len(names)} ({names[0]}{', ...' if len(names) > 1 else ''})")
     for name in ("bytes_read", "bytes_written", "peak_host_bytes", "peak_device_bytes"):
         lines.append(f"{name.replace('_', ' '):<24}{getattr(plan, name):>25,}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_model_text(plan.model)])
+
+
+def _model_text(model: dict[str, Any]) -> Iterator[str]:
+    if "layers" not in model:
+        return
+    yield f"{'decoder layers':<24}{model['layers']:>25,}"
+    yield f"{'calibration':<24}{'layer by layer' if model['streamed'] else 'in memory':>25}"
+    for target, source in model["ties"]:
+        yield f"tied: {target} is {source}"
+    if model["experts"]:
+        yield f"{'experts, per token':<24}{model['experts']:>20} {model['experts_per_token'] or '?':>4}"
+    for corpus, tokens in model["expert_tokens"].items():
+        yield f"{'tokens per expert, ' + corpus:<24}{'about ' + format(tokens, ','):>25}"
 
 
 def _result_text(result: "Result") -> str:

@@ -12,9 +12,9 @@ from mathneuro_export.masks.mask import Mask
 
 @dataclass(slots=True)
 class Tally:
-    """What an editor did: `changed` counts the elements whose bytes differ after rounding."""
+    """What an editor did: `changed` counts, for each matrix of a tensor, the elements whose bytes differ afterwards."""
 
-    changed: int = 0
+    changed: list[int]
 
 
 def make_editor(name: str, mask: Mask, dtype: str, factor: float, tally: Tally) -> Editor:
@@ -24,6 +24,7 @@ def make_editor(name: str, mask: Mask, dtype: str, factor: float, tally: Tally) 
         Error: a masked weight is not finite, or would not be in `dtype`.
     """
     multiplier = np.float32(factor)
+    height = max(1, mask.rows // len(tally.changed))
 
     def edit(rows: np.ndarray, first: int) -> None:
         bounds = mask.crow[first : first + len(rows) + 1]
@@ -43,7 +44,9 @@ def make_editor(name: str, mask: Mask, dtype: str, factor: float, tally: Tally) 
                 f"{name}: --factor {factor:g} makes {value:g} overflow {dtype}; nothing is kept; choose a smaller one"
             )
         bits = np.dtype(f"u{elements.itemsize}")
-        tally.changed += int(np.count_nonzero(before.view(bits) != after.view(bits)))
+        differing = flat[before.view(bits) != after.view(bits)]
+        for matrix, count in enumerate(np.bincount((first + differing // mask.cols) // height)):
+            tally.changed[matrix] += int(count)
         elements[flat] = after
 
     return edit

@@ -61,7 +61,11 @@ class SourceEntry(_Model):
 
 
 class CalibrationEntry(_Model):
-    """One corpus as it was used. `batches` holds [samples, padded length] of each batch, in order."""
+    """One corpus as it was used. `batches` holds [samples, padded length] of each batch, in order.
+
+    `expert_tokens`: for each statistic of experts, by its name in the statistics file, the tokens that each expert saw:
+    one number for a matrix, E for a tensor that holds E of them.
+    """
 
     spec: str
     digest: Sha256
@@ -76,6 +80,7 @@ class CalibrationEntry(_Model):
     max_length: Count
     special_tokens: dict[str, Any] = {}
     batches: list[tuple[int, int]] = []
+    expert_tokens: dict[str, list[Count]] = {}
 
 
 class Selection(_Model):

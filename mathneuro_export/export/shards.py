@@ -17,21 +17,25 @@ from mathneuro_export.checkpoint.rewrite import Editor, digest_file, rewrite_sha
 from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error
 from mathneuro_export.export.edit import Tally, make_editor
-from mathneuro_export.masks.mask import Mask
+from mathneuro_export.masks.mask import Mask, join_masks
 from mathneuro_export.masks.maskfile import MaskEntry, MaskFile, write_masks
-from mathneuro_export.masks.select import select
+from mathneuro_export.masks.select import Selection, select
 from mathneuro_export.masks.spool import MaskSpool
 from mathneuro_export.models.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How masks are selected; `corpora` is math first, then the general ones."""
+    """How masks are selected; `corpora` is math first, then the general ones.
+
+    `starved`: for each statistic of experts, by its name in the statistics file, which of them are left alone.
+    """
 
     corpora: tuple[str, ...]
     proportion: float
     control: str | None
     seed: int
+    starved: Mapping[str, Sequence[bool]]
 
 
 class MaskMaker(Protocol):
@@ -46,30 +50,58 @@ def selecting(statistics: StatisticsFile, rule: Rule) -> MaskMaker:
     """Masks selected from the statistics and the weights on disk; they are spooled."""
 
     def make(target: Target, header: Header, info: TensorInfo, spool: MaskSpool) -> tuple[Mask, dict[str, Any]]:
-        chosen = select(
-            map_tensor(header, info),
-            target.dtype,
-            [statistics.vector(corpus, target.name) for corpus in rule.corpora],
-            target.input_axis,
-            rule.proportion,
-            control=rule.control,
-            seed=rule.seed,
-            name=target.name,
-        )
+        statistic = statistics.stored_name(target.name)
+        vectors = [statistics.vector(corpus, target.name) for corpus in rule.corpora]
+        starved = rule.starved.get(statistic, [False] * (target.experts or 1))
+        weight = map_tensor(header, info)
+        chosen = [
+            _nothing(target, rule)
+            if starved[number]
+            else select(
+                weight if target.experts is None else weight[number],
+                target.dtype,
+                vectors if target.experts is None else [vector[number] for vector in vectors],
+                target.input_axis,
+                rule.proportion,
+                control=rule.control,
+                seed=rule.seed,
+                name=target.name,
+                expert=None if target.experts is None else number,
+            )
+            for number in range(target.experts or 1)
+        ]
+        mask = chosen[0].mask if target.experts is None else join_masks([each.mask for each in chosen])
+        thresholds = {corpus: [each.thresholds[i] for each in chosen] for i, corpus in enumerate(rule.corpora)}
+        top = {corpus: [each.top[i] for each in chosen] for i, corpus in enumerate(rule.corpora)}
         entry = {
             "shape": list(target.shape),
             "dtype": target.dtype,
             "file": target.file,
-            "statistic": statistics.stored_name(target.name),
+            "statistic": statistic,
             "input_axis": target.input_axis,
-            "k": chosen.k,
-            "threshold": dict(zip(rule.corpora, chosen.thresholds, strict=True)),
-            "count": {"top": dict(zip(rule.corpora, chosen.top, strict=True)), "masked": chosen.mask.nnz},
-            "mask": chosen.mask.digest,
+            "k": chosen[0].k,
+            "threshold": {corpus: _each(target, values) for corpus, values in thresholds.items()},
+            "count": {
+                "top": {corpus: _each(target, values) for corpus, values in top.items()},
+                "masked": _each(target, [each.mask.nnz for each in chosen]),
+            },
+            "mask": mask.digest,
         }
-        return chosen.mask, {**entry, "spool": spool.add(target.name, chosen.mask)}
+        return mask, {**entry, "spool": spool.add(target.name, mask)}
 
     return make
+
+
+def _each(target: Target, values: list[Any]) -> Any:
+    """The number of a matrix, or the list of numbers of the experts in one tensor."""
+    return values[0] if target.experts is None else values
+
+
+def _nothing(target: Target, rule: Rule) -> Selection:
+    """The selection in an expert that is left alone."""
+    rows, cols = target.matrix
+    none = len(rule.corpora)
+    return Selection(Mask.empty(rows, cols), int(rule.proportion * rows * cols), (None,) * none, (0,) * none)
 
 
 def stored(masks: MaskFile, entries: Mapping[str, dict[str, Any]]) -> MaskMaker:
@@ -160,7 +192,7 @@ def _one_shard(
         mask, entries[info.name] = make(target, header, info, spool)
         if factor is None or mask.nnz == 0:
             return None
-        tallies[info.name] = Tally()
+        tallies[info.name] = Tally([0] * (target.experts or 1))
         return make_editor(info.name, mask, target.dtype, factor, tallies[info.name])
 
     written: Digest | None = None
@@ -171,7 +203,8 @@ def _one_shard(
     else:
         read, written = rewrite_shard(header, output / file, editor)
         for name, entry in entries.items():
-            entry["count"]["changed"] = tallies[name].changed if name in tallies else 0
+            changed = tallies[name].changed if name in tallies else [0] * (wanted[name].experts or 1)
+            entry["count"]["changed"] = _each(wanted[name], changed)
     return {
         "file": file,
         "source": {"size": read.size, "sha256": read.sha256},

@@ -58,6 +58,22 @@ def values(value: Any, entry: TensorEntry) -> list[Any]:
     raise Error(f"{value!r:.80} does not fit shape {entry.shape}")
 
 
+def starved(manifest: Manifest, entry: TensorEntry) -> list[bool]:
+    """For each matrix of a target: whether it is an expert's that fewer tokens reached than the selection asks for.
+
+    Raises:
+        Error: the numbers of tokens do not fit the target, or only some corpora have them.
+    """
+    found = [used.expert_tokens.get(entry.statistic) for used in manifest.calibration.values()]
+    tokens = [each for each in found if each is not None]
+    count = entry.shape[0] if len(entry.shape) == 3 else 1
+    if manifest.selection.parents or not tokens:
+        return [False] * count
+    if len(tokens) != len(found) or any(len(each) != count for each in tokens):
+        raise Error(f"expert_tokens of {entry.statistic}: expected {count} numbers for each corpus")
+    return [min(each[i] for each in tokens) < manifest.selection.min_expert_tokens for i in range(count)]
+
+
 def check_numbers(manifest: Manifest, kind: Kind, name: str) -> Iterator[Problem]:
     """What must hold between selection, edit and calibration, whatever the checkpoint."""
     edit = manifest.edit
@@ -73,6 +89,9 @@ def check_numbers(manifest: Manifest, kind: Kind, name: str) -> Iterator[Problem
     if "math" not in manifest.calibration and not manifest.selection.parents:
         yield Problem(name, None, "has no corpus named math")
     for corpus, used in manifest.calibration.items():
+        for statistic, tokens in used.expert_tokens.items():
+            if max(tokens, default=0) > used.tokens:
+                yield Problem(name, None, f"corpus {corpus}: an expert of {statistic} saw more tokens than there are")
         if len(used.sample_digests) != used.samples or used.blocks > max(used.samples, 1):
             yield Problem(name, None, f"corpus {corpus}: {used.samples} samples, their digests and blocks do not fit")
 
@@ -89,6 +108,7 @@ def check_entry(manifest: Manifest, entry: TensorEntry, kind: Kind) -> Iterator[
     if (count.changed is None) == (kind == "output"):
         yield f"changed is {count.changed}, which a {'checkpoint' if kind == 'output' else 'RUN'} does not have"
     masked = values(count.masked, entry)
+    alone = starved(manifest, entry)
     changed = [0] * experts if count.changed is None else values(count.changed, entry)
     for i in range(experts):
         if not changed[i] <= masked[i] <= numel:
@@ -99,7 +119,10 @@ def check_entry(manifest: Manifest, entry: TensorEntry, kind: Kind) -> Iterator[
             threshold = thresholds[corpus][i]
             if (threshold is None) != (top[i] == 0) or (threshold is not None and not 0 < threshold < math.inf):
                 yield f"threshold of {corpus} is {threshold} with {top[i]} in its top"
-        if not selection.parents:
+        if alone[i] and (masked[i] or any(top[i] for top in tops.values())):
+            least = selection.min_expert_tokens
+            yield f"{masked[i]} masked in an expert that saw fewer than {least} tokens of a corpus"
+        elif not selection.parents:
             yield from _bounds(selection.control, masked[i], {corpus: top[i] for corpus, top in tops.items()})
     if not selection.parents:
         if tops.keys() != manifest.calibration.keys():

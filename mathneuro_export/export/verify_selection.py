@@ -12,7 +12,7 @@ from mathneuro_export.checkpoint.strictjson import parse_json
 from mathneuro_export.errors import Error
 
 from .manifest import Manifest, TensorEntry
-from .verify_manifest import matrices, named_pairs, values
+from .verify_manifest import matrices, named_pairs, starved, values
 from .verify_numbers import Csr, csr_from_flat, raw_rows, read_array, read_csr, widen
 from .verify_report import Problem, guarded
 
@@ -193,7 +193,12 @@ def prove_target(
     experts, rows, cols = matrices(entry)
     sums = {corpus: _vector(statistics, tensors[f"{corpus}/{entry.statistic}"]) for corpus in manifest.calibration}
     parts: list[NDArray[np.int64]] = []
+    alone = starved(manifest, entry)
     for expert in range(experts):
+        if alone[expert]:
+            nothing = Proof(dict.fromkeys(sums, 0), dict.fromkeys(sums, None), np.empty(0, np.int64), 0)
+            yield from (Problem(file, name, message) for message in _differences(nothing, entry, expert))
+            continue
         proof = select_again(
             lambda expert=expert: _matrix(*base, rows, cols, expert),  # type: ignore[misc]
             entry.dtype,
@@ -207,7 +212,8 @@ def prove_target(
             parts.append(proof.masked + expert * rows * cols)
     if manifest.selection.control == "random":
         return
-    again = csr_from_flat(np.concatenate(parts), experts * rows, cols)
+    flat = np.concatenate([np.empty(0, np.int64), *parts])
+    again = csr_from_flat(flat, experts * rows, cols)
     if again.digest != entry.mask:
         note = f"; {_distance(again, stored)} elements differ from the stored one" if stored is not None else ""
         yield Problem(file, name, f"the mask selected again has digest {again.digest}, not {entry.mask}{note}")

@@ -76,6 +76,12 @@ def compute_dtype(option: str, source: Source, device: str) -> str:
     return next((name for name in DTYPES.values() if sizes[name] == most and most), "float32")
 
 
+def check_loadable(source: Source) -> None:
+    """Refuse a folder that transformers would load something else from. Errors: `Error` for an adapter in it."""
+    if (source.folder / "adapter_config.json").exists():
+        raise Error("adapter_config.json: the folder holds an adapter; merge it into the weights and remove that file")
+
+
 def load_model(source: Source, device: str, dtype: str, trust_remote_code: bool = False, verbose: bool = False) -> Any:
     """The model on `device` in `dtype` (float32, float16 or bfloat16), in eval mode, without gradients.
 
@@ -86,8 +92,7 @@ def load_model(source: Source, device: str, dtype: str, trust_remote_code: bool 
 
     if trust_remote_code:
         raise UsageError("--trust-remote-code: models with code of their own are not supported yet; leave it out")
-    if (source.folder / "adapter_config.json").exists():
-        raise Error("adapter_config.json: the folder holds an adapter; merge it into the weights and remove that file")
+    check_loadable(source)
     cls, config = model_class(source), load_config(source)
     try:
         with quiet(verbose):

@@ -24,12 +24,16 @@ _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 class Placement:
     """Where one tensor on disk lands: the (first) key `parameter` of the model's state dict, None if it is not loaded.
 
-    `converted`: the parameter is made from the tensor by more than a new name (fused, transposed, split).
+    `converted`: the parameter is made from the tensor by more than a new name (fused, transposed, split). `expert`: the
+    tensor is a matrix of this expert, which the parameter holds at this index, beside no more than further matrices of
+    the same input; `transposed`: the other way round there.
     """
 
     name: str
     parameter: str | None
     converted: bool = False
+    expert: int | None = None
+    transposed: bool = False
 
 
 def model_class(source: Source) -> Any:
@@ -69,8 +73,8 @@ def load_config(source: Source) -> Any:
         raise Error(f"config.json: transformers cannot read it: {one_line(error)}") from error
 
 
-def meta_model(source: Source) -> "nn.Module":
-    """The model on the meta device: its modules and shapes, no weights.
+def meta_model(source: Source, dtype: Any = None) -> "nn.Module":
+    """The model on the meta device: its modules and shapes, no weights; `dtype` is torch's, None as the config says.
 
     Errors: `Error` for an unknown class, a config it refuses, or a model that is not a causal language model.
     """
@@ -79,7 +83,7 @@ def meta_model(source: Source) -> "nn.Module":
     cls, config = model_class(source), load_config(source)
     try:
         with quiet(), torch.device("meta"):
-            model = cls._from_config(config)
+            model = cls._from_config(config) if dtype is None else cls._from_config(config, dtype=dtype)
     except Exception as error:
         raise Error(f"config.json: {source.architecture} cannot be built from it: {one_line(error)}") from error
     head = None
@@ -97,6 +101,9 @@ def place(model: Any, names: Iterable[str]) -> dict[str, Placement]:
     """Where each tensor named in `names` lands in `model` (see `Placement`)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
+        Concatenate,
+        MergeModulelist,
+        Transpose,
         WeightConverter,
         WeightRenaming,
         dot_natural_key,
@@ -106,16 +113,33 @@ def place(model: Any, names: Iterable[str]) -> dict[str, Placement]:
     rules = get_model_conversion_mapping(model)  # afresh every time: some rules keep state while they are applied
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     parameters = model.state_dict()
     prefix = model.base_model_prefix
     placements = {}
+    stacks: dict[tuple[str, str], list[str]] = {}
     for name in sorted(names, key=dot_natural_key):  # the order in which those rules expect the names
         parameter, pattern = rename_source_key(name, renamings, converters, prefix, parameters)
         if parameter not in parameters and name in parameters:
             parameter, pattern = rename_source_key(name, [], [], prefix, parameters)
         known = parameter in parameters
         placements[name] = Placement(name, parameter if known else None, known and pattern is not None)
+        if known and pattern is not None and "*" in pattern:
+            stacks.setdefault((parameter, pattern), []).append(name)
+    for (parameter, pattern), stack in stacks.items():
+        operations = by_pattern[pattern].operations
+        if all(isinstance(step, MergeModulelist | Concatenate | Transpose) for step in operations):
+            turned = sum(isinstance(step, Transpose) for step in operations) % 2 == 1
+            if [_last_number(name) for name in stack] == list(range(parameters[parameter].shape[0])):
+                for expert, name in enumerate(stack):
+                    placements[name] = Placement(name, parameter, True, expert, turned)
     return placements
+
+
+def _last_number(name: str) -> int | None:
+    """The last number in a dotted name: 3 for `mlp.experts.3.up_proj.weight`."""
+    numbers = [part for part in name.split(".") if part.isdigit()]
+    return int(numbers[-1]) if numbers else None
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

@@ -1,19 +1,19 @@
 """The plan: which tensors of a checkpoint are targets, which are not and why; from config and headers alone."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mathneuro_export.checkpoint.dtypes import EDITABLE
 from mathneuro_export.checkpoint.header import TensorInfo
 from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error
-from mathneuro_export.models.filters import narrow
+from mathneuro_export.models.layers import Sizes, sizes_of
 from mathneuro_export.models.names import Placement, meta_model, place
-from mathneuro_export.models.roles import EXPERTS, Role, output_weight, roles
+from mathneuro_export.models.roles import EXPERTS, NOT_LINEAR, Role, output_weight, roles
 
 NOT_LOADED = "not loaded by the model class"
-CONVERTED = "converted on loading (not supported yet)"
+CONVERTED = "converted on loading"
 NOT_OBSERVED = "not observed"
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -34,10 +34,12 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A matrix of a linear map, one to one with a tensor on disk.
+    """One tensor on disk: the matrix of a linear map, or [E, ., .], the matrices of all experts of a mixture.
 
-    `name`, `file`, `shape`, `dtype` are those on disk, `module` is the dotted name in the loaded model.
-    `input_axis` is the axis the statistic runs along: 1 for [out, in], 0 for [in, out] (transformers' Conv1D).
+    `name`, `file`, `shape`, `dtype` are those on disk, `module` is the dotted name in the loaded model. `input_axis` is
+    the axis of the matrix that the statistic runs along: 1 for [out, in], 0 for [in, out] (transformers' Conv1D,
+    gpt-oss). `group` is the parameter of the model that holds all experts' matrices, None outside a mixture of experts;
+    `expert` is the index there of a tensor that is one expert's alone.
     """
 
     name: str
@@ -46,49 +48,51 @@ class Target:
     dtype: str
     module: str
     input_axis: int = 1
+    group: str | None = None
+    expert: int | None = None
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns of the matrix, or of each expert's."""
+        return self.shape[-2], self.shape[-1]
+
+    @property
+    def experts(self) -> int | None:
+        """How many matrices the tensor holds; None where it is a matrix itself."""
+        return self.shape[0] if len(self.shape) == 3 else None
 
     @property
     def inputs(self) -> int:
         """The length of its statistic."""
-        return self.shape[self.input_axis]
+        return self.matrix[self.input_axis]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be calibrated and edited.
+    """What will be calibrated.
 
-    `targets` are in the order of the model, whatever the shards. `skipped` names, by reason, every float tensor of two
-    or more dimensions that is no target. `lm_head` is the output layer if it is a tensor of its own: its input is
-    recorded even where it is no target.
+    `linear` is every linear map whose input is recorded, the output layer among them, in the order of the model,
+    whatever the shards. `skipped` names, by reason, every float tensor of two or more dimensions that is none.
+    `lm_head` is the output layer if it is a tensor of its own; `sizes` is None for a model
+    without a list of decoder layers.
     """
 
-    targets: tuple[Target, ...]
+    linear: tuple[Target, ...]
     skipped: dict[str, tuple[str, ...]]
     lm_head: Target | None = None
     notes: tuple[Note, ...] = ()
+    sizes: Sizes | None = None
 
     @property
-    def observed(self) -> tuple[Target, ...]:
-        """Every linear map whose input is recorded: the targets, and the output layer."""
-        extra = self.lm_head is not None and all(target.name != self.lm_head.name for target in self.targets)
-        return (*self.targets, self.lm_head) if extra and self.lm_head else self.targets
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return any(target.group for target in self.linear)
 
 
-def plan_targets(
-    source: Source,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    layers: str | None = None,
-    lm_head: bool = False,
-    strict: bool = False,
-) -> Plan:
+def plan_targets(source: Source) -> Plan:
     """The plan for a checkpoint; reads config and headers, no weight.
 
-    The options only narrow the targets, as `filters.narrow` says.
-
-    Errors: `Error` for a model that is no causal language model or does not fit the tensors, and under `strict` where
-    there would be a warning; `UsageError` for an option that matches nothing, `lm_head` with a tied output layer, and
-    options that leave no target.
+    Errors: `Error` for a model that is no causal language model or does not fit the tensors.
     """
     model = meta_model(source)
     found, head = roles(model), output_weight(model)
@@ -97,7 +101,7 @@ def plan_targets(
     order = {key: position for position, key in enumerate(found)}
 
     skipped: dict[str, list[str]] = {}
-    linear: dict[str, Target] = {}
+    linear: dict[str, tuple[int, int, Target]] = {}
     own_head: Target | None = None
     for name, placement in placements.items():
         file, info = source.tensors[name]
@@ -107,51 +111,15 @@ def plan_targets(
         if reason:
             skipped.setdefault(reason, []).append(name)
             continue
-        role = found[placement.parameter or ""]
-        linear[name] = Target(name, file, info.shape, info.dtype, role.module, role.input_axis)
-        if placement.parameter == head:
-            own_head = linear[name]
+        key = placement.parameter or ""
+        target = _target(name, file, info, placement, found[key])
+        linear[name] = (order[key], placement.expert or 0, target)
+        if key == head:
+            own_head = target
     if not linear:
         raise Error(f"{source.id}: no weight of a linear map in float32, float16 or bfloat16 among its tensors")
-    names = sorted(linear, key=lambda name: order[f"{linear[name].module}.weight"])
-    kept, reasons = narrow(
-        names,
-        include=include,
-        exclude=exclude,
-        layers=layers,
-        lm_head=lm_head,
-        head=own_head.name if own_head else None,
-    )
-    for reason, left in reasons.items():
-        skipped.setdefault(reason, []).extend(left)
-    notes = _experts_note(skipped)
-    _check_strict(notes, strict)
-    return Plan(tuple(linear[name] for name in kept), _frozen(skipped), own_head, notes)
-
-
-def without_unobserved(plan: Plan, observed: Iterable[str], strict: bool = False) -> Plan:
-    """The plan without the targets that are not named in `observed` (names on disk): no input of theirs was ever seen.
-
-    They go to `skipped` with a warning. Errors: `Error` if none is left, or under `strict` if there are any.
-    """
-    seen = set(observed)
-    lost = tuple(target.name for target in plan.targets if target.name not in seen)
-    head = plan.lm_head if plan.lm_head and plan.lm_head.name in seen else None
-    if not lost:
-        return replace(plan, lm_head=head)
-    note = Note(
-        "not-observed",
-        f"{len(lost)} linear weights were used without their module, or not at all, and are left as they are: "
-        f"{_examples(lost)}",
-        {"count": len(lost)},
-    )
-    _check_strict((note,), strict)
-    targets = tuple(target for target in plan.targets if target.name in seen)
-    if not targets:
-        raise Error(f"{lost[0]}: no target saw an input; expected the model to run its linear layers on the texts")
-    skipped = {reason: list(names) for reason, names in plan.skipped.items()}
-    skipped.setdefault(NOT_OBSERVED, []).extend(lost)
-    return Plan(targets, _frozen(skipped), head, (*plan.notes, note))
+    ordered = tuple(target for _, _, target in sorted(linear.values(), key=lambda entry: entry[:2]))
+    return Plan(ordered, _frozen(skipped), own_head, _notes(skipped), sizes_of(source, model, placements.values()))
 
 
 def is_float(dtype: str) -> bool:
@@ -177,32 +145,35 @@ def _check_shapes(source: Source, placements: dict[str, Placement], parameters: 
             )
 
 
+def _target(name: str, file: str, info: TensorInfo, placement: Placement, role: Role) -> Target:
+    axis = 1 - role.input_axis if placement.transposed else role.input_axis
+    group = placement.parameter if role.experts else None
+    return Target(name, file, info.shape, info.dtype, role.module, axis, group, placement.expert)
+
+
 def _reason(placement: Placement, found: dict[str, Role], info: TensorInfo) -> str | None:
     if placement.parameter is None:
         return NOT_LOADED
     role = found.get(placement.parameter)
-    if placement.converted:
-        return EXPERTS if role and role.reason == EXPERTS else CONVERTED
-    if role and role.reason:
-        return role.reason
+    if placement.converted and placement.expert is None:
+        return EXPERTS if role and (role.experts or role.reason == EXPERTS) else CONVERTED
+    if role is None or role.reason:
+        return role.reason if role else NOT_LINEAR
     return None if info.dtype in EDITABLE else f"dtype {info.dtype}"
 
 
-def _experts_note(skipped: dict[str, list[str]]) -> tuple[Note, ...]:
-    names = skipped.get(EXPERTS, [])
-    if not names:
-        return ()
-    message = f"{len(names)} tensors of experts are left as they are (not supported yet): {_examples(names)}"
-    return (Note("experts-skipped", message, {"count": len(names)}),)
+def _notes(skipped: dict[str, list[str]]) -> tuple[Note, ...]:
+    notes = []
+    for reason, code in ((EXPERTS, "experts-skipped"), (CONVERTED, "converted-skipped")):
+        names = skipped.get(reason, [])
+        if names:
+            message = f"{len(names)} tensors are left as they are ({reason}): {_examples(names)}"
+            notes.append(Note(code, message, {"count": len(names)}))
+    return tuple(notes)
 
 
 def _examples(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-def _check_strict(notes: tuple[Note, ...], strict: bool) -> None:
-    if strict and notes:
-        raise Error(f"--strict: {notes[0].message}")
 
 
 def _frozen(skipped: dict[str, list[str]]) -> dict[str, tuple[str, ...]]:

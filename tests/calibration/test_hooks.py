@@ -38,6 +38,11 @@ class TestShapes:
         for name in ("middle", "leading"):
             torch.testing.assert_close(recorder.sums[name][0], norms(many))
 
+    def test_a_dimension_of_one_between(self):
+        recorder = started()
+        recorder.see("a", self.x.unsqueeze(1))
+        torch.testing.assert_close(recorder.sums["a"][0], norms(self.x))
+
     @pytest.mark.parametrize("shape", [(2, 4, 7), (5, 2, 7), (2, 7), (7,), (1, 10, 7)])
     def test_others_are_refused(self, shape):
         with pytest.raises(Error, match=r"^a: its input has shape"):
@@ -125,3 +130,26 @@ class TestSharing:
         gone = weakref.ref(x)
         del x
         assert gone() is None
+
+
+class TestExperts:
+    def test_each_sees_its_tokens_and_no_pad(self):
+        x = torch.randn(10, 7, generator=torch.Generator().manual_seed(3))
+        recorder = started(blocks=(1, 0))
+        tokens = torch.tensor([0, 2, 4, 5, 9])  # sample 0 has 3 tokens: 4 is a pad
+        recorder.see_expert("up", (4, 7), 2, x[tokens], tokens, 10)
+        recorder.see_expert("up", (4, 7), 0, x[:0], tokens[:0], 10)
+        assert recorder.tokens["up"].tolist() == [0, 0, 4, 0]
+        sums = recorder.sums["up"]
+        torch.testing.assert_close(sums[1, 2], x[[0, 2]].double().pow(2).sum(0).sqrt())
+        torch.testing.assert_close(sums[0, 2], x[[5, 9]].double().pow(2).sum(0).sqrt())
+        assert not sums[:, [0, 1, 3]].any()
+
+    def test_other_tokens_and_a_second_run_are_refused(self):
+        recorder = started()
+        x, tokens = torch.ones(3, 7), torch.arange(3)
+        with pytest.raises(Error, match=r"^up: its experts see 8 tokens, the batch has 2 x 5"):
+            recorder.see_expert("up", (4, 7), 0, x, tokens, 8)
+        recorder.see_expert("up", (4, 7), 1, x, tokens, 10)
+        with pytest.raises(Error, match="ran twice"):
+            recorder.see_expert("up", (4, 7), 1, x, tokens, 10)

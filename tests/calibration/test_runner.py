@@ -17,7 +17,7 @@ from mathneuro_export.calibration.statistics import write_statistics
 from mathneuro_export.checkpoint.source import open_source
 from mathneuro_export.errors import Error, UsageError
 from mathneuro_export.models.loading import load_model, load_tokenizer
-from mathneuro_export.models.targets import plan_targets, without_unobserved
+from mathneuro_export.models.targets import plan_targets
 
 ARCHITECTURES = [
     ("llama", {}),
@@ -56,7 +56,7 @@ class TestAgainstTheOracle:
         samples = encode(corpus, tokenizer, 40, False, 256).ids
         assert len({len(ids) for ids in samples}) > 5
         alone = oracle(model, samples)
-        expected = {target.name: sum(norms[f"{target.module}.weight"] for norms in alone) for target in plan.observed}
+        expected = {target.name: sum(norms[f"{target.module}.weight"] for norms in alone) for target in plan.linear}
         tied = model.config.tie_word_embeddings
         assert (plan.lm_head is None) == tied
         assert len(expected) == len(alone[0]) - tied  # a tied output layer is seen there as the embedding
@@ -72,7 +72,7 @@ class TestAgainstTheOracle:
         corpus = make_corpus(tmp_path)
         alone = oracle(model, encode(corpus, tokenizer, 40, False, 256).ids)
         result = calibrate(model, plan, [corpus], tokenizer, max_length=40, batch_size=1)
-        for target in plan.observed:
+        for target in plan.linear:
             vector = sum(norms[f"{target.module}.weight"] for norms in alone).numpy()
             assert np.abs(result.statistics.vector("math", target.name) - vector).max() <= 1e-6 * vector.max()
 
@@ -88,7 +88,7 @@ class TestBlocks:
             single = load_corpus("math", str(path), None, 0)
             alone.append(calibrate(model, plan, [single], tokenizer).statistics)
         assert [block_of(i, count, blocks) for i in range(count)] == [i * 5 // 17 for i in range(17)]
-        for target in plan.observed:
+        for target in plan.linear:
             for block in range(blocks):
                 members = [i for i in range(count) if i * blocks // count == block]
                 expected = sum(alone[i].vector("math", target.name).astype(np.float64) for i in members)
@@ -99,7 +99,7 @@ class TestBlocks:
         model, plan, tokenizer, corpus = llama
         one = calibrate(model, plan, [corpus], tokenizer, blocks=1).statistics
         many = calibrate(model, plan, [corpus], tokenizer, blocks=7).statistics
-        for target in plan.observed:
+        for target in plan.linear:
             vector = one.vector("math", target.name)
             assert many.blocks("math", target.name).shape[0] == 7
             np.testing.assert_allclose(many.vector("math", target.name), vector, rtol=1e-6)
@@ -120,7 +120,7 @@ class TestSameBits:
             model, plan, tokenizer = opened(folder)
             result = calibrate(model, plan, [make_corpus(tmp_path)], tokenizer)
             path = tmp_path / f"statistics{shards}.safetensors"
-            axes = {target.name: target.input_axis for target in plan.observed}
+            axes = {target.name: target.input_axis for target in plan.linear}
             write_statistics(path, result.statistics, axes, "lm_head.weight")
             files.append(path.read_bytes())
         assert files[0] == files[1]
@@ -130,7 +130,7 @@ class TestSameBits:
         general = make_corpus(tmp_path, "general", 9, 5)
         both = calibrate(model, plan, [corpus, general], tokenizer)
         alone = calibrate(model, plan, [general], tokenizer)
-        for target in plan.observed:
+        for target in plan.linear:
             blocks = alone.statistics.blocks("general", target.name)
             assert np.array_equal(both.statistics.blocks("general", target.name), blocks)
         assert list(both.statistics.stored) == list(both.corpora) == ["math", "general"]
@@ -146,7 +146,7 @@ class TestNothingIsTouched:
         calibrate(model, plan, [make_corpus(tmp_path)], tokenizer)
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-        modules = {target.name: model.get_submodule(target.module) for target in plan.observed}
+        modules = {target.name: model.get_submodule(target.module) for target in plan.linear}
         recorder = Recorder(1)
         recorder.begin(Rows([0, 0], [5, 5], 5))
         with recording(recorder, modules, None):
@@ -181,7 +181,7 @@ class TestResult:
         assert result.statistics.stored_name(f"{layer}.mlp.up_proj.weight") == f"{layer}.mlp.gate_proj.weight"
         assert result.statistics.stored_name("lm_head.weight") == "lm_head.weight"
         assert len(result.statistics.stored["math"]) == 4 * 3 + 1
-        assert set(result.observed) == {target.name for target in plan.observed}
+        assert set(result.observed) == {target.name for target in plan.linear}
 
     def test_the_entry_for_the_manifest(self, llama):
         model, plan, tokenizer, corpus = llama
@@ -206,22 +206,9 @@ class TestResult:
     def test_a_weight_used_without_its_module(self, tmp_path):
         model, plan, tokenizer = opened(tiny_checkpoint(tmp_path / "model", "mamba"))
         result = calibrate(model, plan, [make_corpus(tmp_path)], tokenizer)
-        rest = without_unobserved(plan, result.observed)
-        assert all(name.endswith("dt_proj.weight") for name in rest.skipped["not observed"])
-        assert len(rest.skipped["not observed"]) == 3
-        assert len(rest.targets) == len(plan.targets) - 3
-        assert rest.notes[-1].code == "not-observed"
-        assert rest.notes[-1].details == {"count": 3}
-        with pytest.raises(Error, match="--strict: 3 linear weights"):
-            without_unobserved(plan, result.observed, strict=True)
-        with pytest.raises(Error, match="no target saw an input"):
-            without_unobserved(plan, ())
-
-    @pytest.mark.parametrize("arch", ["mixtral", "gpt_oss"])
-    def test_a_mixture_of_experts_without_its_experts(self, arch, tmp_path):
-        model, plan, tokenizer = opened(tiny_checkpoint(tmp_path / "model", arch))
-        result = calibrate(model, plan, [make_corpus(tmp_path)], tokenizer)
-        assert set(result.observed) == {target.name for target in plan.observed}
+        lost = {target.name for target in plan.linear} - set(result.observed)
+        assert len(lost) == 3
+        assert all(name.endswith("dt_proj.weight") for name in lost)
 
 
 class TestBadInput:

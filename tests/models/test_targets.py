@@ -8,15 +8,15 @@ from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, tiny_checkpoint
 
 from mathneuro_export.checkpoint.source import open_source
-from mathneuro_export.errors import Error, UsageError
+from mathneuro_export.errors import Error
 from mathneuro_export.models.targets import plan_targets
 
 DENSE = {"llama": 21, "qwen2": 21, "qwen3": 21, "gemma2": 21, "gemma3_text": 21, "phi": 18, "phi3": 12, "gpt2": 12}
 DENSE["gpt_neox"] = 12
 
 
-def plan(folder, **options):
-    return plan_targets(open_source(folder), **options)
+def plan(folder):
+    return plan_targets(open_source(folder))
 
 
 def edit(folder, change, config=None):
@@ -40,8 +40,8 @@ class TestArchitectures:
         found = plan_targets(source)
         matrices = sorted(name for name, (_, info) in source.tensors.items() if len(info.shape) >= 2)
         named = [name for names in found.skipped.values() for name in names]
-        assert sorted([*named, *(target.name for target in found.targets)]) == matrices
-        for target in found.targets:
+        assert sorted([*named, *(target.name for target in found.linear)]) == matrices
+        for target in found.linear:
             file, info = source.tensors[target.name]
             assert (target.file, target.shape, target.dtype) == (file, info.shape, info.dtype)
             assert target.inputs == target.shape[0 if arch == "gpt2" else 1]
@@ -49,30 +49,37 @@ class TestArchitectures:
     @pytest.mark.parametrize(("arch", "count"), DENSE.items())
     def test_dense_models(self, arch, count, tmp_path):
         found = plan(tiny_checkpoint(tmp_path / "model", arch))
-        assert len(found.targets) == count
-        assert set(found.skipped) <= {"embedding", "lm_head (use --lm-head)"}
+        assert len(found.linear) == count + (found.lm_head is not None)
+        assert set(found.skipped) <= {"embedding"}
         assert not found.notes
 
     def test_gpt2_and_gpt_neox(self, tmp_path):
         found = plan(tiny_checkpoint(tmp_path / "a", "gpt2"))
-        assert {target.input_axis for target in found.targets} == {0}
+        assert {target.input_axis for target in found.linear} == {0}
         assert found.skipped["embedding"] == ("transformer.wpe.weight", "transformer.wte.weight")
         assert found.lm_head is None
         found = plan(tiny_checkpoint(tmp_path / "b", "gpt_neox"))
         assert (found.lm_head.name, found.lm_head.module) == ("embed_out.weight", "lm_head")
 
     @pytest.mark.parametrize(
-        ("arch", "experts", "routers"), [("mixtral", 36, 3), ("qwen3_moe", 72, 3), ("gpt_oss", 6, 3)]
+        ("arch", "tensors", "experts"), [("mixtral", 36, 4), ("qwen3_moe", 72, 8), ("gpt_oss", 6, 4)]
     )
-    def test_experts_are_named_with_a_warning(self, arch, experts, routers, tmp_path):
-        folder = tiny_checkpoint(tmp_path / "model", arch)
-        found = plan(folder)
-        assert len(found.targets) == 12
-        assert len(found.skipped["experts (not supported yet)"]) == experts
-        assert len(found.skipped["router"]) == routers
-        assert [(note.code, note.details) for note in found.notes] == [("experts-skipped", {"count": experts})]
-        with pytest.raises(Error, match=f"--strict: {experts} tensors of experts"):
-            plan(folder, strict=True)
+    def test_experts(self, arch, tensors, experts, tmp_path):
+        found = plan(tiny_checkpoint(tmp_path / "model", arch))
+        grouped = [target for target in found.linear if target.group]
+        assert len(grouped) == tensors
+        assert len(found.linear) - tensors - (found.lm_head is not None) == 12
+        assert len(found.skipped["router"]) == 3
+        assert not found.notes
+        assert found.has_experts
+        for target in grouped:
+            assert target.group.startswith(f"{target.module}.")
+            if arch == "gpt_oss":
+                assert (target.experts, target.expert, target.input_axis) == (experts, None, 0)
+            else:
+                assert (target.experts, target.input_axis) == (None, 1)
+                assert f".experts.{target.expert}." in target.name
+                assert target.group.endswith("down_proj") == any(part in target.name for part in ("w2", "down_proj"))
 
     def test_mamba(self, tmp_path):
         found = plan(tiny_checkpoint(tmp_path / "model", "mamba"))
@@ -97,24 +104,24 @@ class TestArchitectures:
 
         edit(tmp_path, lambda tensors: {published(name): tensor for name, tensor in tensors.items()})
         found = plan(tmp_path)
-        assert len(found.targets) == 21
-        assert found.targets[0].name == "language_model.model.layers.0.self_attn.q_proj.weight"
-        assert found.targets[0].module == "model.language_model.layers.0.self_attn.q_proj"
+        assert len(found.linear) == 21
+        assert found.linear[0].name == "language_model.model.layers.0.self_attn.q_proj.weight"
+        assert found.linear[0].module == "model.language_model.layers.0.self_attn.q_proj"
         assert all(name.startswith(("vision_tower.", "multi_modal")) for name in found.skipped["no text input"])
         assert len([name for name in found.skipped["no text input"] if "encoder.layers" in name]) == 12
 
 
 class TestNamesOnDisk:
     def test_the_layout_does_not_matter(self, llama, tmp_path):
-        names = [target.name for target in plan(llama).targets]
-        assert [t.name for t in plan(tiny_checkpoint(tmp_path / "three", shards=3)).targets] == names
+        names = [target.name for target in plan(llama).linear]
+        assert [t.name for t in plan(tiny_checkpoint(tmp_path / "three", shards=3)).linear] == names
         bare = edit(
             tiny_checkpoint(tmp_path / "bare"),
             lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
         )
         found = plan(bare)
-        assert [target.name for target in found.targets] == [name.removeprefix("model.") for name in names]
-        assert found.targets[0].module == "model.layers.0.self_attn.q_proj"
+        assert [target.name for target in found.linear] == [name.removeprefix("model.") for name in names]
+        assert found.linear[0].module == "model.layers.0.self_attn.q_proj"
 
     def test_tensors_that_the_class_does_not_load(self, tmp_path):
         def add(tensors):
@@ -122,7 +129,7 @@ class TestNamesOnDisk:
 
         found = plan(edit(tiny_checkpoint(tmp_path), add))
         assert found.skipped["not loaded by the model class"] == ("mtp.fc.weight",)
-        assert len(found.targets) == 21
+        assert len(found.linear) == 22
 
     def test_dtypes(self, tmp_path):
         def change(tensors):
@@ -134,28 +141,22 @@ class TestNamesOnDisk:
 
         found = plan(edit(tiny_checkpoint(tmp_path), change))
         assert found.skipped["dtype F64"] == ("model.layers.0.mlp.up_proj.weight",)
-        assert {target.dtype for target in found.targets} == {"BF16", "F16", "F32"}
+        assert {target.dtype for target in found.linear} == {"BF16", "F16", "F32"}
         assert all("extra" not in names for names in found.skipped.values())
 
 
 class TestOutputLayer:
     def test_of_its_own(self, llama):
         found = plan(llama)
-        assert found.skipped["lm_head (use --lm-head)"] == ("lm_head.weight",)
         assert found.lm_head.name == "lm_head.weight"
-        assert len(found.observed) == 22
-        found = plan(llama, lm_head=True)
-        assert found.targets[-1] == found.lm_head
-        assert len(found.observed) == len(found.targets) == 22
-        assert "lm_head (use --lm-head)" not in found.skipped
+        assert found.linear[-1] == found.lm_head
+        assert len(found.linear) == 22
 
     def test_tied(self, tmp_path):
         folder = tiny_checkpoint(tmp_path / "model", tie_word_embeddings=True)
         found = plan(folder)
         assert found.lm_head is None
         assert found.skipped == {"embedding": ("model.embed_tokens.weight",)}
-        with pytest.raises(UsageError, match=r"^--lm-head: .*tied"):
-            plan(folder, lm_head=True)
 
     def test_tied_and_stored_under_its_own_name(self, tmp_path):
         folder = tiny_checkpoint(tmp_path / "model", tie_word_embeddings=True)
@@ -168,41 +169,6 @@ class TestOutputLayer:
         found = plan(edit(folder, lambda tensors: {k: v for k, v in tensors.items() if "embed" not in k}))
         assert found.skipped == {"tied lm_head": ("lm_head.weight",)}
         assert found.lm_head is None
-
-
-class TestNarrowing:
-    def test_reasons(self, llama):
-        found = plan(llama, include=["*mlp*"], exclude=["*.down_proj.*"], layers="1-2")
-        assert len(found.targets) == 4
-        counts = {reason: len(names) for reason, names in found.skipped.items()}
-        expected = {
-            "embedding": 1,
-            "lm_head (use --lm-head)": 1,
-            "excluded": 2,
-            "not included": 8,
-            "outside --layers": 7,
-        }
-        assert counts == expected
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"include": ["*nothing*"]}, r"--include '?\*nothing\*"),
-            ({"exclude": ["*norm*"]}, r"--exclude '?\*norm\*"),
-            ({"layers": "3-4"}, "--layers '?3-4"),
-            ({"layers": "2,9"}, "--layers '?2,9"),
-            ({"layers": "2-1"}, "--layers '?2-1"),
-            ({"layers": "all"}, "--layers '?all"),
-            ({"include": ["*q_proj*"], "exclude": ["*self_attn*"]}, "no target is left"),
-        ],
-    )
-    def test_options_that_match_nothing(self, options, message, llama):
-        with pytest.raises(UsageError, match=message):
-            plan(llama, **options)
-
-    def test_case_matters(self, llama):
-        with pytest.raises(UsageError):
-            plan(llama, include=["*Q_PROJ*"])
 
 
 class TestBadModels:
