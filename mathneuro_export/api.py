@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mathneuro_export.errors import UsageError
 from mathneuro_export.export.counts import total
 from mathneuro_export.job import Job, kinds, prepare, prepare_apply
 from mathneuro_export.options import build_options
@@ -138,6 +139,8 @@ def plan_of(job: Job) -> Plan:
 def carry_out(job: Job, output: str | Path, talk: Talk) -> Result:
     """Produce what a job describes in the folder `output`."""
     started = time.monotonic()
+    if not str(output):
+        raise UsageError("the output folder has an empty name; give the folder to write")
     folder = Path(output)
     destination = None
     if job.options.push_to_hub is not None:

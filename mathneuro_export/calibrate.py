@@ -1,15 +1,18 @@
 """The calibration of a job: model and tokenizer loaded, every corpus through them, the statistics file written."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from mathneuro_export.calibration.statistics import write_statistics
 from mathneuro_export.checkpoint.journal import Journal
+from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.export.finish import entry
 from mathneuro_export.job import Job
 from mathneuro_export.models.loading import compute_dtype, load_model, load_tokenizer, resolve_device, tokenizer_digest
 from mathneuro_export.models.memory import device_memory
+from mathneuro_export.models.names import load_config
 from mathneuro_export.preflight import ACTIVATIONS, needs
 from mathneuro_export.talk import Talk
 
@@ -42,7 +45,7 @@ def calibrate_job(job: Job, path: Path, talk: Talk, journal: Journal, work: Path
     tokenizer = load_tokenizer(job.source)
     samples = sum(len(corpus.texts) for corpus in job.corpora)
     settings: dict[str, Any] = {
-        "max_length": options.max_length,
+        "max_length": min(options.max_length, positions(job.source)),
         "batch_size": options.batch,
         "blocks": options.block_count,
         "chat_template": options.chat_template,
@@ -87,6 +90,13 @@ def calibrate_job(job: Job, path: Path, talk: Talk, journal: Journal, work: Path
         "unobserved": [target.name for target in job.plan.linear if target.name not in calibration.observed],
         "notes": [note.as_warning() for note in calibration.notes],
     }
+
+
+def positions(source: Source) -> int:
+    """The longest sample the model has positions for, as its config says; tokens beyond would have none."""
+    config = load_config(source).get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
 
 
 def _device_name(device: str) -> str:

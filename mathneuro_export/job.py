@@ -210,7 +210,7 @@ def fingerprint(job: Job) -> dict[str, Any]:
 
 def _identity(source: Source, name: str) -> list[int]:
     status = (source.folder / name).stat()
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def kinds(targets: Sequence[Target]) -> dict[str, dict[str, int]]:

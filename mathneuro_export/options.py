@@ -5,6 +5,7 @@
 """
 
 import difflib
+import numbers
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -125,28 +126,32 @@ def build_options(verb: str, values: dict[str, Any]) -> Options:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(known)}"
             raise UsageError(f"{verb}: unknown option {name}{hint}")
-    for name in ("general", "include", "exclude"):
-        if name in given:
-            value = given[name]
-            given[name] = (value,) if isinstance(value, str | Path) else tuple(value)
-    for name in (
-        "math",
-        "batch_size",
-        "blocks",
-        "layers",
-        "from_run",
-        "revision",
-        "cache_dir",
-        "push_to_hub",
-        "max_memory",
-    ):
-        if name in given:
-            given[name] = str(given[name])
-    if "general" in given:
-        given["general"] = tuple(str(spec) for spec in given["general"]) or ("builtin:general",)
+    given = {name: _typed(known[name], value) for name, value in given.items()}
+    if not given.get("general", ("",)):
+        del given["general"]
     options = Options(**given, given=frozenset(given))
     _check(options)
     return options
+
+
+def _typed(item: Any, value: Any) -> Any:
+    """A value in its field's type: any whole or real number will do, a path for text, one text for several."""
+    kind, wanted = str(getattr(item.type, "__name__", item.type)), ""
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind == "int" and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if kind == "float" and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    if kind == "tuple":
+        values = (value,) if isinstance(value, str | Path) else value
+        if isinstance(values, list | tuple) and all(isinstance(one, str | Path) for one in values):
+            return tuple(str(one) for one in values)
+        wanted = "text, or a list of texts"
+    if kind.startswith("str") and isinstance(value, str | Path | numbers.Integral) and not isinstance(value, bool):
+        return str(value)
+    expected = {"bool": "True or False", "int": "a whole number", "float": "a number"}.get(kind, wanted or "text")
+    raise UsageError(f"{flag(item.name)} {str(value)[:80]}: expected {expected}, found {type(value).__name__}")
 
 
 def _check(options: Options) -> None:

@@ -70,10 +70,11 @@ def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
     layout = layout_of(job)
     if job.run is not None:
         check_output(folder, job.run.folder, "the RUN that is read")
+    found = fingerprint(job)
     journal = begin(
         folder,
         layout,
-        fingerprint(job),
+        found,
         planned_files(job.source, layout),
         source=job.source.folder,
         before=lambda freed: _require(job, folder, freed),
@@ -83,11 +84,13 @@ def produce(job: Job, folder: Path, talk: Talk) -> dict[str, Any]:
     with working(folder, journal):
         if not is_finished(folder, layout, journal):
             remove_temporaries(folder)
-            _steps(job, folder, layout, journal, talk)
+            _steps(job, folder, layout, journal, talk, found["model"])
     return read_document(folder / layout.manifest)
 
 
-def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk) -> None:
+def _steps(
+    job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk, files_before: Mapping[str, Any]
+) -> None:
     work = folder / WORK
     statistics, calibrated = _statistics(job, folder / layout.statistics, journal, work, talk)
     lost = _unobserved(job, calibrated["unobserved"])
@@ -116,6 +119,7 @@ def _steps(job: Job, folder: Path, layout: Layout, journal: Journal, talk: Talk)
         raise Error(f"--factor {job.factor:g}: no weight would change, {why}")
     masks = _write_masks(job, folder / layout.masks, work, records)
     files = {layout.statistics: Digest(**calibrated["file"]), layout.masks: masks}
+    _check_unchanged(job, files_before)
     facts = _facts(job, calibrated, records, lost)
     write = write_run if layout is RUN else write_output
     write(folder, job.source, facts, records, files, journal)
@@ -206,6 +210,13 @@ def _mask_maker(job: Job, statistics: StatisticsFile, calibration: Mapping[str, 
     if job.run.masks is None:
         return matching(selecting(statistics, rule), entries)
     return stored(MaskFile(job.run.masks), entries)
+
+
+def _check_unchanged(job: Job, before: Mapping[str, Any]) -> None:
+    """Refuse to finish what was made from files that changed meanwhile: sizes and times are those of the beginning."""
+    changed = sorted(name for name, now in fingerprint(job)["model"].items() if before.get(name) != now)
+    if changed:
+        raise Error(f"{changed[0]}: changed in the source while it was read; run the command again")
 
 
 def _check_source(job: Job, record: dict[str, Any]) -> None:

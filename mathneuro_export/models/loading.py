@@ -152,9 +152,9 @@ def load_tokenizer(source: Source, trust_remote_code: bool = False, verbose: boo
 def tokenizer_digest(source: Source) -> str | None:
     """sha256 (hex) over name, length and bytes of each tokenizer file there is, by name; None if there is none."""
     names = {name for name in _TOKENIZER_FILES if (source.folder / name).is_file()}
-    names |= {path.name for path in source.folder.glob("*.tiktoken")}
+    names |= {path.name for path in source.folder.glob("*.tiktoken") if path.is_file()}
     templates = source.folder / "additional_chat_templates"
-    names |= {f"{templates.name}/{path.name}" for path in templates.glob("*.jinja")}
+    names |= {f"{templates.name}/{path.name}" for path in templates.glob("*.jinja") if path.is_file()}
     digest = hashlib.sha256()
     for name in sorted(names):
         data = (source.folder / name).read_bytes()

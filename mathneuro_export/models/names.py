@@ -17,7 +17,10 @@ from mathneuro_export.models.quiet import quiet
 if TYPE_CHECKING:
     from torch import nn
 
-_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+_MOST = 1 << 24
+"""A count in a config beyond this is a mistake or an attack: vocabularies and positions stay far below."""
+_SIZES = frozenset({"vocab_size", "hidden_size", "n_positions", "n_ctx", "n_embd", "max_position_embeddings"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +58,31 @@ def model_class(source: Source) -> Any:
 def load_config(source: Source) -> Any:
     """The transformers config of the checkpoint, from its folder alone.
 
+    Kernels that a config names would be fetched from the Hub and run: the model class's own default is used instead.
+
     Errors: `Error` for one that transformers cannot read, or that asks for more layers than there are tensors.
     """
     import transformers
 
-    for section in (source.config, *(value for value in source.config.values() if isinstance(value, dict))):
+    sections = (source.config, *(value for value in source.config.values() if isinstance(value, dict)))
+    for section in sections:
+        for key, value in section.items():
+            if isinstance(value, int) and not isinstance(value, bool) and value > _MOST and key in _SIZES:
+                raise Error(f"config.json: {key} is {value}, more than any model has; expected at most {_MOST}")
+        if isinstance(section.get("num_labels"), int) and section["num_labels"] > 10_000:
+            raise Error(f"config.json: num_labels is {section['num_labels']}; a causal language model has no labels")
         for key in _LAYER_COUNTS:
             count = section.get(key)
             if isinstance(count, int) and count > len(source.tensors):
                 raise Error(f"config.json: {key} is {count}, but the checkpoint has only {len(source.tensors)} tensors")
     try:
         with quiet():
-            return transformers.AutoConfig.from_pretrained(
+            config = transformers.AutoConfig.from_pretrained(
                 source.folder, local_files_only=True, trust_remote_code=False
             )
+            config._attn_implementation = None  # the setters reach nested configs too
+            config._experts_implementation = None
+            return config
     except Exception as error:  # transformers and huggingface_hub raise a dozen kinds for a bad config
         raise Error(f"config.json: transformers cannot read it: {one_line(error)}") from error
 
