@@ -207,6 +207,5 @@ def test_what_the_embedding_gave_is_not_kept(case, monkeypatch):
 
     monkeypatch.setattr(StreamedModel, "load", counted)
     streamed(case)
-    source, plan, corpora, tokenizer, _ = case
     padded = sum(count * length for entry in case[-1].corpora.values() for count, length in entry["batches"])
     assert sizes[0] <= 1.5 * padded * 32 * 4
