@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracle import oracle_with_tokens
 from safetensors.torch import load_file
-from tiny import ARCHITECTURES, sentences, tiny_checkpoint, write_jsonl
+from tiny import ARCHITECTURES, COMMON, sentences, tiny_checkpoint, write_jsonl
 from transformers.pytorch_utils import Conv1D
 
 import mathneuro_export
@@ -259,6 +259,20 @@ def test_a_weight_used_without_its_module(tmp_path):
     assert [w["count"] for w in document["warnings"] if w["code"] == "not-observed"] == [3]
     with pytest.raises(Error, match=r"dt_proj\.weight") as caught:
         mamba.scaled(strict=True)
+    assert caught.value.exit_code == 1
+
+
+def test_experts_that_cannot_be_observed(tmp_path, monkeypatch):
+    settings = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1}
+    monkeypatch.setitem(ARCHITECTURES, "llama4_text", {**COMMON, **settings, "intermediate_size_mlp": 48})
+    llama4 = make_case("llama4_text", tmp_path)
+    result = llama4.scaled()
+    document = read_document(result.manifest)
+    assert len(document["skipped"]["experts that cannot be observed"]) == 6
+    assert [w["count"] for w in document["warnings"] if w["code"] == "experts-skipped"] == [6]
+    assert mathneuro_export.verify(result.output, llama4.folder).ok
+    with pytest.raises(Error, match=r"^--strict: 6 tensors are left") as caught:
+        llama4.scaled(strict=True)
     assert caught.value.exit_code == 1
 
 
