@@ -1,8 +1,14 @@
 """Models, corpora and runs that several tests share, each made once; the command line within the process."""
 
+import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,3 +125,55 @@ def model(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Name -> bytes of every file below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# A process that has imported all and computed nothing, from which children can be forked safely.
+SERVER = """
+import json, os, sys
+import transformers.models.llama.modeling_llama
+import mathneuro_export.calibration.stream
+from mathneuro_export.cli.main import main
+from tests.test_resume import die_at
+print("ready", flush=True)
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            arguments, step = json.loads(line)
+            if step is not None:
+                die_at(step)
+            main(arguments)
+        except SystemExit as stop:
+            os._exit(stop.code)
+        finally:
+            os._exit(99)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Runs a command in a process of its own that can calibrate; its exit code.
+
+    It is killed after some seconds, or dies at a step (see `die_at`).
+    """
+    with (tmp_path / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert process.stdout.readline() == "ready\n"
+
+        def call(arguments, kill_after=None, step=None):
+            print(json.dumps([[str(argument) for argument in arguments], step]), file=process.stdin, flush=True)
+            pid = int(process.stdout.readline())
+            if kill_after is not None:
+                time.sleep(kill_after)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return int(process.stdout.readline())
+
+        yield call
+        process.stdin.close()
+        assert process.wait(60) == 0

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -210,51 +209,6 @@ def test_killed_while_giving_up(source, run, cli, tmp_path):
         assert not out.exists() or not (begun or any(out.iterdir()))
     assert not out.exists()
     assert number > 10
-
-
-# A process that has imported all and computed nothing, from which children can be forked safely.
-SERVER = """
-import json, os, sys
-import transformers.models.llama.modeling_llama
-import mathneuro_export.calibration.runner
-from mathneuro_export.cli.main import main
-print("ready", flush=True)
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            main(json.loads(line))
-        except SystemExit as stop:
-            os._exit(stop.code)
-        finally:
-            os._exit(99)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture
-def server(tmp_path):
-    """Runs a command in a process of its own that can calibrate and, after some seconds, is killed; its exit code."""
-    with (tmp_path / "stderr").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        assert process.stdout.readline() == "ready\n"
-
-        def call(arguments, kill_after=None):
-            print(json.dumps([str(argument) for argument in arguments]), file=process.stdin, flush=True)
-            pid = int(process.stdout.readline())
-            if kill_after is not None:
-                time.sleep(kill_after)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return int(process.stdout.readline())
-
-        yield call
-        process.stdin.close()
-        assert process.wait(60) == 0
 
 
 def test_killed_at_random_moments(source, texts, cli, server, tmp_path):

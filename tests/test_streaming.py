@@ -10,9 +10,10 @@ import pytest
 from safetensors.torch import save_file
 
 import mathneuro_export
+from mathneuro_export.cli.main import main
 from mathneuro_export.models import memory
 from tests.models.test_architectures import tensors
-from tests.test_resume import check_done, check_killed, contents, die_at, go_on, in_child
+from tests.test_resume import check_done, check_killed, contents, go_on
 from tests.tiny import tiny_checkpoint
 
 MOMENTS = 20
@@ -48,7 +49,9 @@ def finished(command, tmp_path_factory):
     """What the command writes when it is left alone, and the seconds it takes."""
     out = tmp_path_factory.mktemp("finished") / "out"
     start = time.monotonic()
-    assert in_child([*command, "-o", out])[0] == 0
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in [*command, "-o", out]])
+    assert stop.value.code == 0
     return contents(out), time.monotonic() - start, out
 
 
@@ -86,14 +89,14 @@ def test_the_layout_does_not_matter(source, command, finished, cli, tmp_path):
 
 
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
-def test_killed_at_random_moments(disk, source, command, finished, cli, tmp_path):
+def test_killed_at_random_moments(disk, source, command, finished, cli, server, tmp_path):
     expected, duration, _ = finished
     arguments = [*command, *(tight(source) if disk else [])]
     chance = random.Random(3)
     out, completed, killed = tmp_path / "out", 0, 0
     for _ in range(MOMENTS // 2):
-        code, said = in_child([*arguments, "-o", out], kill_after=chance.uniform(0, duration))
-        assert code in (0, 2, -signal.SIGKILL), said
+        code = server([*arguments, "-o", out], kill_after=chance.uniform(0, duration))
+        assert code in (0, 2, -signal.SIGKILL)
         killed += code == -signal.SIGKILL
         if check_killed(out):
             completed += 1
@@ -105,11 +108,11 @@ def test_killed_at_random_moments(disk, source, command, finished, cli, tmp_path
     assert killed >= MOMENTS // 4
 
 
-def test_killed_at_every_third_step_of_the_calibration(source, command, finished, cli, tmp_path):
+def test_killed_at_every_fifth_step_of_the_calibration(source, command, finished, cli, server, tmp_path):
     arguments = [*command, *tight(source)]
-    for number in range(2, 200, 3):
+    for number in range(2, 200, 5):
         out = tmp_path / str(number)
-        code, _ = in_child([*arguments, "-o", out], lambda number=number: die_at(number))
+        code = server([*arguments, "-o", out], step=number)
         if code == 0 or (out / "mathneuro" / "statistics.safetensors").exists():
             break
         outcome = cli(*arguments, "-o", out)
