@@ -1,6 +1,6 @@
 """Start-up of the command line: median wall seconds of fresh processes, beside a bare interpreter.
 
-    python benchmarks/startup.py [--runs 7]
+python benchmarks/startup.py [--runs 7]
 """
 
 import argparse

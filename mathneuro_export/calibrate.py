@@ -16,9 +16,6 @@ from mathneuro_export.models.names import load_config
 from mathneuro_export.preflight import ACTIVATIONS, needs
 from mathneuro_export.talk import Talk
 
-HIDDEN = "calibration"
-"""The folder within the work folder that holds a streamed calibration's hidden states and statistics."""
-
 
 def calibrate_job(job: Job, path: Path, talk: Talk, journal: Journal, work: Path) -> dict[str, Any]:
     """Calibrate, write the statistics file at `path`, and return the journal's record of it (JSON values).
@@ -55,8 +52,8 @@ def calibrate_job(job: Job, path: Path, talk: Talk, journal: Journal, work: Path
         streamed = stream_model(job.source, device, dtype)
         model = streamed.model
         on_device = max(0, device_memory(device) - need.device - ACTIVATIONS) if device != "cpu" else 0
-        parking = Parking(need.budget, work / HIDDEN, on_device)
-        checkpoints = Checkpoints(journal, work / HIDDEN, talk.say)
+        parking = Parking(need.budget, work, on_device)
+        checkpoints = Checkpoints(journal, work, talk.say)
         with talk.bar("calibrate", samples * len(streamed.layers), "sample") as advance:
             calibration = calibrate_streamed(
                 streamed,

@@ -4,6 +4,7 @@ A resumed calibration embeds its texts again, hands every pass the kept hidden s
 that is done, and goes on from there. That needs a model whose layers pass on hidden states and nothing else.
 """
 
+import re
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,10 @@ class Kept:
         return (hidden, *[None] * (self.form[1] - 1))
 
 
+KEPT = re.compile(r"hidden-[0-9]+-[0-9]+|statistics-[0-9]+")
+"""Names of the files that a record may point at."""
+
+
 class Checkpoints:
     """Keeps work in `folder` and its record in `journal`; `say` is told what a resumed calibration repeats."""
 
@@ -69,6 +74,9 @@ class Checkpoints:
         """What an earlier process kept, with its statistics in `recorders`; None if there is nothing whole."""
         record = self._journal.get(KEY)
         if record is None or set(record["hidden"]) != {str(number) for number in passes}:
+            return None
+        names = [*(name for name, _ in record["hidden"].values()), *record["statistics"]]
+        if not all(isinstance(name, str) and KEPT.fullmatch(name) for name in names):
             return None
         files = {int(number): self._folder / name for number, (name, _) in record["hidden"].items()}
         try:

@@ -3,18 +3,23 @@
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path, PurePosixPath
 
 from ..errors import Error
 from .durable import is_temporary
-from .regular import quote, reason
+from .regular import open_regular, quote, reason
 
 OWN_FOLDER = "mathneuro"
 """The folder in an OUT that holds manifest, statistics and masks."""
 _SUFFIXES = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data")
 _FOLDERS = {"original", ".git", ".cache"}
+README = "README.md"
+README_LIMIT = 10_000_000
+"""Bytes of the longest README.md that is read: it is held in memory to build the model card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ def sort_files(folder: Path, weights: frozenset[str], ignored: str | None = None
         ignored: an index that does not hold, left out.
 
     Raises:
-        Error: a special file, a link out of the folder, a linked folder, or a name that is not UTF-8.
+        Error: a special file, a link out of the folder, a linked folder, a name that a manifest cannot hold, or a
+            README.md that is too long.
     """
     carried: list[str] = []
     left_out: list[str] = [ignored] if ignored else []
@@ -46,6 +52,8 @@ def sort_files(folder: Path, weights: frozenset[str], ignored: str | None = None
         for entry in _entries(folder, prefix):
             name = prefix + entry.name
             _check_name(folder, name)
+            if not _left_out(name):
+                _check_plain(folder.name, name)
             if name in weights or name == ignored:
                 continue
             if _left_out(name):
@@ -61,7 +69,11 @@ def sort_files(folder: Path, weights: frozenset[str], ignored: str | None = None
 
 
 def sort_names(names: Iterable[str], weights: frozenset[str], ignored: str | None = None) -> Carried:
-    """`sort_files` for a listing: POSIX names of files that need not be at hand."""
+    """`sort_files` for a listing: POSIX names of files that need not be at hand.
+
+    Raises:
+        Error: a name that a manifest cannot hold.
+    """
     carried: set[str] = set()
     left_out: set[str] = {ignored} if ignored else set()
     stray: set[str] = set()
@@ -74,6 +86,7 @@ def sort_names(names: Iterable[str], weights: frozenset[str], ignored: str | Non
         elif "/" not in name and name.lower().endswith(".safetensors"):
             stray.add(name)
         else:
+            _check_plain("the listing", name)
             carried.add(name)
     return Carried(tuple(sorted(carried)), tuple(sorted(left_out | stray)), tuple(sorted(stray)))
 
@@ -99,6 +112,17 @@ def _check_name(folder: Path, name: str) -> None:
         raise Error(f"{folder.name}: the file name {quote(name)} is not UTF-8; rename or remove the file") from None
 
 
+def _check_plain(where: str, name: str) -> None:
+    """Refuse a name that is no plain path below a folder everywhere, or holds control characters."""
+    path = PurePosixPath(name)
+    odd = "\\" in name or any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
+    if odd or path.is_absolute() or ".." in path.parts or str(path) != name:
+        raise Error(
+            f"{where}: the file name {quote(name)} holds a backslash or control character, or is no plain path;"
+            " rename or remove the file"
+        )
+
+
 def _left_out(name: str) -> bool:
     """Whether a relative name is left out by itself or by a folder it is in; stray shards apart."""
     parts = PurePosixPath(name.lower()).parts
@@ -120,13 +144,14 @@ def check_file(folder: Path, name: str) -> Path:
         folder: the source, resolved.
 
     Raises:
-        Error: a missing or special file, a folder, or a link elsewhere.
+        Error: a missing or special file, a folder, a link elsewhere, or a README.md that is too long.
     """
     path = folder / name
     where = f"{folder.name}/{name}" if name.isprintable() else quote(name)
     try:
         target = path.resolve(strict=True)
-        mode = target.stat().st_mode
+        status = target.stat()
+        mode = status.st_mode
     except (OSError, RuntimeError) as error:
         kind = "is a broken link" if path.is_symlink() else f"cannot be read ({reason(error)})"
         raise Error(f"{where}: {kind}, expected a file; download it again or remove it") from None
@@ -135,7 +160,28 @@ def check_file(folder: Path, name: str) -> Path:
         raise Error(f"{where}: is {kind}, expected a regular file; replace it by the file itself or remove it")
     if target != path and not _may_link(folder, target):
         raise Error(f"{where}: is a link that leads out of the files carried; replace it by the file itself")
+    if name == README and status.st_size > README_LIMIT:
+        raise Error(
+            f"{where}: is {status.st_size} bytes long, expected at most {README_LIMIT}; shorten or remove it, it is"
+            " copied into the model card"
+        )
     return path
+
+
+def open_file(folder: Path, name: str) -> FileIO:
+    """Open what `check_file` allows; the file that is open is the one that was checked, whatever was swapped meanwhile.
+
+    Raises:
+        Error: see `check_file`, or the file was replaced while it was opened.
+    """
+    file = open_regular(check_file(folder, name))
+    try:
+        if not os.path.samestat(os.fstat(file.fileno()), check_file(folder, name).stat()):
+            raise Error(f"{folder.name}/{name}: was replaced while it was opened; run the command again")
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _may_link(folder: Path, target: Path) -> bool:

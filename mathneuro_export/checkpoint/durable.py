@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from ..errors import Error, ResourceError
@@ -142,16 +143,19 @@ def write_bytes(path: Path, data: bytes) -> None:
         write_all(work.fd, data)
 
 
-def copy_file(src: Path, dst: Path) -> Digest:
+def copy_file(src: Path, dst: Path, opened: FileIO | None = None) -> Digest:
     """Copy a file durably with its permission bits, making missing folders of `dst`; the digest is of what was copied.
+
+    Args:
+        opened: `src`, open at its start where the caller has checked it; it is closed.
 
     Raises:
         ResourceError: the disk is full.
         Error: `src` cannot be read or is no regular file, or `dst` cannot be written.
     """
-    make_folder(dst.parent)
     digest = hashlib.sha256()
-    with open_regular(src) as file:
+    with opened or open_regular(src) as file:
+        make_folder(dst.parent)
         status = os.fstat(file.fileno())
         buffer = memoryview(bytearray(min(CHUNK, status.st_size)))
         with temporary(dst, status.st_size, status.st_mode) as work:

@@ -19,7 +19,7 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 _VERSION = 1
-_LIMIT = 1 << 30
+_LIMIT = 64 << 20
 
 
 class Journal:
@@ -171,6 +171,8 @@ def _lock(fd: int, path: Path) -> None:
 
 def _read(path: Path, salvage: bool = False) -> tuple[dict[str, Any] | None, dict[str, Any], int]:
     """Fingerprint, entries, and the number of bytes that are sound; `salvage` stops at the first damaged line."""
+    if path.is_symlink():
+        raise Error(f"{label(path)}: is a link, expected a journal; remove it")
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > _LIMIT:
             raise Error(f"{label(path)}: is longer than {_LIMIT} bytes, expected a journal; start with --overwrite")

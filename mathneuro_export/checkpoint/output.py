@@ -33,6 +33,33 @@ def check_output(out: Path, source_folder: Path | None, what: str = "the source"
         raise UsageError(f"{where}: cannot be used ({reason(error)}); choose another folder") from None
 
 
+def require_folders(folder: Path, name: str) -> bool:
+    """Whether a folder is there below another; each folder on the way to it must be one itself, and no link.
+
+    Args:
+        name: POSIX, relative to `folder`.
+
+    Raises:
+        UsageError: a link or file stands in the way.
+    """
+    path = folder
+    for part in name.split("/"):
+        path /= part
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UsageError(
+                f"OUT {quote(str(folder))}: cannot be used ({reason(error)}); choose another folder"
+            ) from None
+        if not stat.S_ISDIR(mode):
+            kind = "a link" if stat.S_ISLNK(mode) else "no folder"
+            found = quote(path.relative_to(folder).as_posix())
+            raise UsageError(f"OUT {quote(str(folder))}: {found} in it is {kind}, expected a folder; remove it")
+    return True
+
+
 def _refuse_source(where: str, out: Path, source: Path, what: str) -> None:
     if _same(out, source):
         raise UsageError(f"{where}: is {what} itself; choose another folder")

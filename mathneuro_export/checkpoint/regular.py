@@ -27,6 +27,14 @@ def reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
+def is_plain(path: Path) -> bool:
+    """Whether a path is a regular file itself, and no link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def open_regular(path: Path) -> FileIO:
     """Open for unbuffered reading; symbolic links are followed.
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from mathneuro_export.cli.failures import open_streams
 from mathneuro_export.options import flag, option_fields
 from mathneuro_export.talk import RedactTokens, Talk
 
@@ -71,6 +72,7 @@ def habits(function: Function) -> Function:
     @click.option("--no-progress", is_flag=True, help="No progress bars.")
     @functools.wraps(function)
     def wrapped(*, as_json: bool, quiet: bool, verbose: int, no_progress: bool, **values: Any) -> Any:
+        open_streams()
         logging.basicConfig(level=logging.DEBUG if verbose > 1 else logging.WARNING, stream=sys.stderr)
         for handler in logging.getLogger().handlers:
             handler.addFilter(RedactTokens())

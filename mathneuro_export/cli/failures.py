@@ -1,7 +1,9 @@
 """From an exception to its exit code and its one line."""
 
 import errno
+import os
 import re
+import sys
 
 import click
 
@@ -13,6 +15,25 @@ TABLE: tuple[tuple[type[BaseException], int, str], ...] = (
     (MemoryError, 4, "out of memory; close other programs, or try --dtype bfloat16 or a smaller --batch-size"),
     (RecursionError, 1, "an input is nested too deeply to be read"),
 )
+
+
+def open_streams() -> None:
+    """Give a process that was started without standard streams (`2>&-`) the null device in their places.
+
+    Otherwise a file of the output would get descriptor 2, and what a library says there would be written into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
 
 
 def describe(error: BaseException) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import mathneuro_export
-from mathneuro_export.cli.failures import describe
+from mathneuro_export.cli.failures import describe, open_streams
 from mathneuro_export.talk import without_tokens
 
 COMMANDS = {
@@ -53,6 +53,7 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code; an error is one line, the last on stderr."""
+    open_streams()
     arguments = sys.argv[1:] if argv is None else argv
     try:
         code = cli.main(arguments, prog_name="mathneuro-export", standalone_mode=False)

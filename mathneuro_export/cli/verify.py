@@ -16,6 +16,7 @@ def command(folder: str, base: str | None, as_json: bool, talk: Talk) -> None:
     """Prove that OUT or RUN is what its manifest says; with --base, that only the masked weights differ."""
     from mathneuro_export.checkpoint.hub import local_folder, local_run
     from mathneuro_export.export.verify import verify
+    from mathneuro_export.export.verify_report import printable
 
     path = local_run(folder, whole=True, talk=talk).folder
     report = verify(path, local_folder(base, talk=talk).folder if base else None)
@@ -23,11 +24,13 @@ def command(folder: str, base: str | None, as_json: bool, talk: Talk) -> None:
         print_json(report.as_json())
     else:
         for problem in report.problems:
-            click.echo(": ".join(part for part in (problem.file, problem.tensor, problem.message) if part))
+            click.echo(": ".join(printable(part) for part in (problem.file, problem.tensor, problem.message) if part))
         for note in report.notes:
             talk.say(f"note: {note}")
         proved = f", {report.elements_checked:,} elements compared with the base" if base else ""
-        click.echo(f"{folder}: {'ok' if report.ok else 'NOT ok'}, {report.files} files checked{proved}")
+        click.echo(f"{printable(folder)}: {'ok' if report.ok else 'NOT ok'}, {report.files} files checked{proved}")
     if not report.ok:
         count = f"{len(report.problems)} problem{'s' if len(report.problems) != 1 else ''}"
-        raise VerificationError(f"{folder}: {count} found, expected none; do not rely on this folder, make it anew")
+        raise VerificationError(
+            f"{printable(folder)}: {count} found, expected none; do not rely on this folder, make it anew"
+        )

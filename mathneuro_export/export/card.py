@@ -85,8 +85,11 @@ def read_base_card(text: str | None) -> BaseCard:
         if _is_deep(match[1]):
             return BaseCard({}, body, f"it is nested deeper than {_DEPTH} levels")
         document = yaml.load(match[1], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        return BaseCard({}, body, " ".join(str(error).split())[:200] or type(error).__name__)
+    except MemoryError:
+        raise
+    except Exception as error:  # constructors of the parser raise anything: KeyError, AttributeError, IndexError
+        kind = "" if isinstance(error, (yaml.YAMLError, ValueError)) else f"{type(error).__name__}: "
+        return BaseCard({}, body, " ".join(f"{kind}{error}".split())[:200] or type(error).__name__)
     if document is None:
         return BaseCard({}, body)
     if not isinstance(document, dict):

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import mathneuro_export
+from mathneuro_export.checkpoint.carry import README, README_LIMIT, check_file, open_file
 from mathneuro_export.checkpoint.durable import Digest, copy_file, fsync_folder, write_bytes
 from mathneuro_export.checkpoint.journal import Journal
 from mathneuro_export.checkpoint.rewrite import digest_file
 from mathneuro_export.checkpoint.source import Source
+from mathneuro_export.errors import Error
 from mathneuro_export.export.card import build_card
 from mathneuro_export.export.manifest import seal
 from mathneuro_export.export.work import OUT, RUN, WORK, Layout
@@ -56,7 +58,7 @@ def write_run(
     journal: Journal,
 ) -> dict[str, Any]:
     """Write the manifest of a RUN, its marker; returns the document."""
-    source_files = {name: entry(digest_file(source.folder / name)) for name in unhashed(source)}
+    source_files = {name: entry(digest_file(check_file(source.folder, name))) for name in unhashed(source)}
     document = _document(
         source, facts, records, source_files, {name: entry(d) for name, d in files.items()}, left_out=False
     )
@@ -84,18 +86,20 @@ def write_output(
     last = [name for name in (source.index, OUT.marker) if name]
     readme = None
     for name in unhashed(source):
-        if name == "README.md":
-            readme = (source.folder / name).read_bytes()
+        if name == README:
+            readme = _read_readme(source.folder)
             source_files[name] = {"size": len(readme), "sha256": hashlib.sha256(readme).hexdigest()}
         else:
             target = folder / WORK / name if name in last else folder / name
-            source_files[name] = output[name] = entry(copy_file(source.folder / name, target))
+            source_files[name] = output[name] = entry(
+                copy_file(source.folder / name, target, open_file(source.folder, name))
+            )
     document = _document(source, facts, records, source_files, {}, left_out=True)
     card, notes = build_card(source, document, readme.decode("utf-8", "replace") if readme is not None else None)
     document["warnings"] = [*document["warnings"], *notes]
     page = card.encode()
-    write_bytes(folder / "README.md", page)
-    output["README.md"] = {"size": len(page), "sha256": hashlib.sha256(page).hexdigest()}
+    write_bytes(folder / README, page)
+    output[README] = {"size": len(page), "sha256": hashlib.sha256(page).hexdigest()}
     document["output"] = dict(sorted(output.items()))
     write_bytes(folder / OUT.manifest, seal(document))
     journal.record("finishing", {})
@@ -103,6 +107,17 @@ def write_output(
         (folder / WORK / name).replace(folder / name)
         fsync_folder(folder)
     return document
+
+
+def _read_readme(folder: Path) -> bytes:
+    """The source's README.md, which `check_file` has bounded."""
+    with open_file(folder, README) as file:
+        data = bytearray()
+        while len(data) <= README_LIMIT and (part := file.read(1 << 20)):
+            data += part
+    if len(data) > README_LIMIT:
+        raise Error(f"{folder.name}/{README}: grew past {README_LIMIT} bytes; shorten it and run the command again")
+    return bytes(data)
 
 
 def unhashed(source: Source) -> list[str]:
@@ -160,4 +175,4 @@ def strip(tensor: dict[str, Any]) -> dict[str, Any]:
 def planned_files(source: Source, layout: Layout) -> Iterable[str]:
     """Every file an output will hold, POSIX names below its folder."""
     own = [layout.manifest, layout.masks, layout.statistics]
-    return own if layout is RUN else [*own, *source.shards, *unhashed(source), "README.md"]
+    return own if layout is RUN else [*own, *source.shards, *unhashed(source), README]

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from mathneuro_export.checkpoint.carry import OWN_FOLDER
 from mathneuro_export.checkpoint.durable import Temporary, temporary, write_all
-from mathneuro_export.checkpoint.regular import quote
+from mathneuro_export.checkpoint.regular import is_plain, quote
 from mathneuro_export.checkpoint.write import Entry, write_safetensors
 from mathneuro_export.errors import Error, UsageError
 from mathneuro_export.export.diff_input import Input, no_masks, open_any
+from mathneuro_export.export.work import OUT
 from mathneuro_export.masks.mask import Mask
 
 FORMATS = ("npz", "torch", "bool-safetensors", "trainable-json")
@@ -61,7 +63,8 @@ def export_mask(run: str | Path, file: str | Path, format: str, *, overwrite: bo
         overwrite: replace a file that is there.
 
     Raises:
-        UsageError: an unknown format, or a file that may not be written.
+        UsageError: an unknown format, or a file that may not be written: a link, a special file, one in the run's
+            folder.
         ResourceError: the disk is full.
         Error: a bad run; for `torch`, torch is not installed.
     """
@@ -71,6 +74,8 @@ def export_mask(run: str | Path, file: str | Path, format: str, *, overwrite: bo
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "its folder does not exist"
         raise UsageError(f"-o {quote(str(path))}: {what}, expected a file in a folder that exists; choose another name")
+    if os.path.lexists(path) and not is_plain(path):
+        raise UsageError(f"-o {quote(str(path))}: is a link or a special file, expected a file; choose another name")
     if os.path.lexists(path) and not overwrite:
         raise UsageError(f"-o {quote(str(path))}: is there already; give --overwrite to replace it, or another name")
     item = open_any(run)
@@ -79,8 +84,22 @@ def export_mask(run: str | Path, file: str | Path, format: str, *, overwrite: bo
     own = {item.masks.path, item.folder / "statistics.safetensors", item.folder / "manifest.json"}
     if any(path.exists() and other.exists() and path.samefile(other) for other in own):
         raise UsageError(f"-o {quote(str(path))}: is the run's own file; choose another name")
+    _refuse_own_folder(item, path)
     masked = _WRITERS[format](item, path)
     return Exported(path, format, len(item.tensors), masked, path.stat().st_size)
+
+
+def _refuse_own_folder(item: Input, path: Path) -> None:
+    """Refuse a file in the RUN or OUT that is read: `verify` would find it there."""
+    folder, parent = item.folder.resolve(), path.parent.resolve()
+    if folder.name == OWN_FOLDER and (folder.parent / OUT.marker).is_file():
+        folder = folder.parent
+    if parent.is_relative_to(folder) or any(_same(above, folder) for above in (parent, *parent.parents)):
+        raise UsageError(f"-o {quote(str(path))}: lies in the run's own folder; choose another folder")
+
+
+def _same(a: Path, b: Path) -> bool:
+    return a.exists() and b.exists() and a.samefile(b)
 
 
 def _npz(item: Input, path: Path) -> int:

@@ -13,6 +13,7 @@ from mathneuro_export.calibration.statistics import StatisticsFile
 from mathneuro_export.checkpoint.durable import Digest
 from mathneuro_export.checkpoint.header import Header, TensorInfo, map_tensor
 from mathneuro_export.checkpoint.journal import Journal
+from mathneuro_export.checkpoint.regular import is_plain
 from mathneuro_export.checkpoint.rewrite import Editor, digest_file, rewrite_shard
 from mathneuro_export.checkpoint.source import Source
 from mathneuro_export.errors import Error
@@ -168,9 +169,10 @@ def _is_there(record: dict[str, Any], output: Path | None) -> bool:
     """Whether what a killed process recorded still stands; an abandonment that was cut short removed some of it."""
     if output is None:
         return True
-    path = output / str(record["file"])
-    size: int = record["written"]["size"]
-    return path.is_file() and path.stat().st_size == size
+    path, written = output / str(record["file"]), record["written"]
+    if written is None or not is_plain(path) or path.stat().st_size != written["size"]:
+        return False
+    return digest_file(path).sha256 == str(written["sha256"])
 
 
 def _one_shard(

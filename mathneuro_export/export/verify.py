@@ -13,7 +13,7 @@ from mathneuro_export.checkpoint.header import Header, TensorInfo, read_header
 from mathneuro_export.checkpoint.hub import local_folder, local_run
 from mathneuro_export.errors import Error
 
-from . import verify_files, verify_manifest, verify_selection, verify_shards
+from . import verify_carried, verify_files, verify_manifest, verify_selection, verify_shards, verify_targets
 from .manifest import FileEntry, Manifest, parse, read_document
 from .verify_manifest import MASKS, STATISTICS, Kind, matrices, prefix_of
 from .verify_numbers import read_csr
@@ -102,7 +102,7 @@ def verify(folder: str | Path, base: str | Path | None = None, progress: Progres
     readable = {file: entry for file, entry in manifest.output.items() if file in found}
     work.take(verify_files.check_hashes(folder, readable, "hash", progress), None)
     _check_manifest(work, name)
-    _check_own_files(work, found)
+    _check_own_files(work, found, name)
     if base is not None:
         _check_base(work, base, name, found)
     elif kind == "output":
@@ -129,18 +129,21 @@ def _check_manifest(work: _Work, name: str) -> None:
     manifest, kind = work.manifest, work.kind
     work.take(verify_manifest.check_numbers(manifest, kind, name), name)
     work.take(verify_manifest.check_output(manifest, kind), name)
+    if kind == "output":
+        work.take(verify_carried.check_left_out(work.folder, manifest.left_out), name)
+    work.take(verify_targets.check_kinds(manifest, name), name)
     for target, entry in manifest.tensors.items():
         sentences = verify_manifest.check_entry(manifest, entry, kind)
         work.take((Problem(name, target, sentence) for sentence in sentences), name, target)
 
 
-def _check_own_files(work: _Work, found: list[str]) -> None:
+def _check_own_files(work: _Work, found: list[str], manifest_name: str) -> None:
     for file, check in ((MASKS, verify_selection.check_masks), (STATISTICS, verify_selection.check_statistics)):
         name = work.own(file)
-        if name in found and work.there(file):
-            header = _header(work, work.folder / name, name)
-            if header:
-                work.take(check(work.manifest, header, name), name)
+        header = _header(work, work.folder / name, name) if name in found and work.there(file) else None
+        if header and work.take(check(work.manifest, header, name), name):
+            if file == STATISTICS and not work.manifest.selection.parents:
+                work.take(verify_targets.check_selection(work.manifest, header, manifest_name), manifest_name)
 
 
 def _header(work: _Work, path: Path, name: str) -> Header | None:
@@ -182,7 +185,7 @@ def _check_base(work: _Work, base: Path, name: str, found: list[str]) -> None:
         )
     work.problems.extend(mismatch)
     if work.kind == "output":
-        work.take(verify_files.check_base_names(base, source, work.manifest.left_out), None)
+        work.take(verify_carried.check_base_names(base, work.manifest), None)
     other = {problem.file for problem in mismatch}
     shards = {
         shard: header

@@ -15,7 +15,6 @@ from .verify_report import Problem, Progress, printable
 CHUNK = 8 << 20
 _FREE_FOLDERS = (".git", ".cache")
 _FREE_FILES = (".gitattributes",)
-_NOT_CARRIED = {"original", ".git", ".cache", "mathneuro"}
 
 
 def scan(folder: Path) -> tuple[list[str], list[Problem]]:
@@ -108,16 +107,3 @@ def digest(path: Path) -> tuple[int, str]:
             sha256.update(buffer[:count])
             size += count
     return size, sha256.hexdigest()
-
-
-def check_base_names(base: Path, named: Mapping[str, FileEntry], left_out: list[str]) -> Iterator[Problem]:
-    """Files of the base that the manifest knows neither as read nor as left out."""
-    folders = tuple(name for name in left_out if name.endswith("/"))
-    for path in sorted(base.rglob("*")):
-        name = path.relative_to(base).as_posix()
-        if not path.is_file() or name in named or name in left_out or name.startswith(folders):
-            continue
-        if _NOT_CARRIED.isdisjoint(path.relative_to(base).parts[:-1]):
-            yield Problem(
-                printable(name), None, "is in the base, but the manifest neither carries it nor leaves it out"
-            )

@@ -86,12 +86,16 @@ def check_numbers(manifest: Manifest, kind: Kind, name: str) -> Iterator[Problem
             finite = bool(np.isfinite(np.float32(edit.factor)))
         if not finite or (edit.operation == "prune" and edit.factor != 0):
             yield Problem(name, None, f"operation {edit.operation} with factor {edit.factor}")
-    if "math" not in manifest.calibration and not manifest.selection.parents:
-        yield Problem(name, None, "has no corpus named math")
+    corpora = manifest.calibration.keys()
+    if corpora != {"math", "general", *(f"general-{i}" for i in range(2, len(corpora)))}:
+        yield Problem(name, None, f"its corpora are {sorted(corpora)}, expected math, general, general-2 and so on")
     for corpus, used in manifest.calibration.items():
         for statistic, tokens in used.expert_tokens.items():
             if max(tokens, default=0) > used.tokens:
                 yield Problem(name, None, f"corpus {corpus}: an expert of {statistic} saw more tokens than there are")
+        if not (used.samples and used.blocks and used.tokens):
+            found = f"{used.samples} samples, {used.blocks} blocks and {used.tokens} tokens"
+            yield Problem(name, None, f"corpus {corpus}: {found}, expected at least one of each")
         if len(used.sample_digests) != used.samples or used.blocks > max(used.samples, 1):
             yield Problem(name, None, f"corpus {corpus}: {used.samples} samples, their digests and blocks do not fit")
 

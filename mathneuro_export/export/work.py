@@ -4,7 +4,9 @@ A folder is complete when its *marker* exists: `config.json` of an OUT, `manifes
 work files lie under `.cache/mathneuro-export`, which neither a server nor `verify` looks at, and go when it is there.
 """
 
-import shutil
+import os
+import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from mathneuro_export.checkpoint.durable import fsync_folder, is_temporary, make_folder
+from mathneuro_export.checkpoint.index import INDEX
 from mathneuro_export.checkpoint.journal import Journal, read_journal
-from mathneuro_export.checkpoint.output import check_output, files_below
+from mathneuro_export.checkpoint.output import check_output, files_below, require_folders
+from mathneuro_export.checkpoint.regular import is_plain, quote
 from mathneuro_export.errors import Error, ResourceError, UsageError
 from mathneuro_export.export.manifest import read_document
+from mathneuro_export.export.records import check_records
 
 WORK = ".cache/mathneuro-export"
 EXEMPT = (".git/", ".cache/")
 _JOURNAL = "journal.jsonl"
+_STAGED = frozenset({"config.json", INDEX})
+_WORKED = re.compile(r"[a-z0-9-]+\.spool|(hidden|other)-[0-9]+-[0-9]+(\.part)?|statistics-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +77,12 @@ def begin(
 
     Raises:
         UsageError: the folder is the source's, holds other files, is complete and `overwrite` is not set, or holds
-            unfinished work of another fingerprint.
+            unfinished work of another fingerprint; or its work folder is a link or holds what is not this tool's.
         ResourceError: the disk is full.
         Error: the journal of unfinished work is damaged and neither `overwrite` nor `resume` false is given.
     """
     check_output(folder, source)
+    _check_work(folder)
     path = folder / WORK / _JOURNAL
     names = sorted(planned, key=lambda name: (name != layout.marker, name))
     known: list[str] = []
@@ -84,12 +92,12 @@ def begin(
         files = records.get("files", {"planned": names, "clear": names, "existed": existed})
         known, existed = [*files["planned"], *files["clear"]], files["existed"]
         if resume and (found == fingerprint or not overwrite):
-            _present(folder, layout, known)
+            _refuse_links(folder, _present(folder, layout, known))
             journal = Journal.open(path, fingerprint, resume=True, records={"files": files})
             with _closed_on_error(journal):
                 _clear(folder, layout, journal)
             return journal
-    elif (folder / layout.manifest).is_file():
+    elif is_plain(folder / layout.manifest):
         if not overwrite:
             raise UsageError(f"{folder}: holds a finished output; give --overwrite to replace it, or another -o")
     elif existed and any(not is_exempt(name) for name in files_below(folder)):
@@ -155,13 +163,26 @@ def _journaled(path: Path, anew: bool) -> tuple[dict[str, Any] | None, dict[str,
     """Fingerprint and records of a journal; of a damaged one, where work begins anew, the records before the damage."""
     try:
         found, records = read_journal(path)
+        where = f"{path.parent.name}/{path.name}"
         if found is not None and "files" not in records:
-            raise Error(f"{path.parent.name}/{path.name}: does not say which files it is about; start with --overwrite")
+            raise Error(f"{where}: does not say which files it is about; start with --overwrite")
+        check_records(records, where)
         return found, records
     except Error:
         if not anew:
             raise
-        return None, read_journal(path, salvage=True)[1]
+        return None, _salvaged(path)
+
+
+def _salvaged(path: Path) -> dict[str, Any]:
+    """What a damaged journal still tells of the files it is about."""
+    try:
+        records = read_journal(path, salvage=True)[1]
+        files = {key: value for key, value in records.items() if key == "files"}
+        check_records(files, path.name)
+        return files
+    except Error:
+        return {}
 
 
 @contextmanager
@@ -176,10 +197,10 @@ def _closed_on_error(journal: Journal) -> Iterator[None]:
 def _present(folder: Path, layout: Layout, journaled: list[str]) -> list[str]:
     """The files in the folder, all of them this tool's; refuses if one is not."""
     known = set(journaled)
-    if (folder / layout.manifest).is_file():
+    if is_plain(folder / layout.manifest):
         known.add(layout.manifest)
         try:
-            known |= set(map(str, read_document(folder / layout.manifest).get("output", {})))
+            known |= _listed(folder / layout.manifest)
         except Error as error:
             if not journaled:
                 raise UsageError(f"{folder}: cannot tell what to replace ({error}); give another -o") from None
@@ -191,6 +212,23 @@ def _present(folder: Path, layout: Layout, journaled: list[str]) -> list[str]:
             f"{folder}: {other[0]} is in the way and not this tool's ({count}); move it or give another -o"
         )
     return present
+
+
+def _listed(manifest: Path) -> set[str]:
+    output = read_document(manifest).get("output", {})
+    if not isinstance(output, dict):
+        raise Error(f"{manifest.name}: output is {quote(output)}, expected an object")
+    return set(output)
+
+
+def _refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Refuse to go on where a file is a link or special: this tool writes neither, and would write through it."""
+    for name in names:
+        if not is_plain(folder / name):
+            raise UsageError(
+                f"{folder}: {quote(name)} is no regular file, so this tool did not write it; remove it or give"
+                " another -o"
+            )
 
 
 def _clear(folder: Path, layout: Layout, journal: Journal) -> None:
@@ -209,16 +247,39 @@ def _remove(folder: Path, names: Iterable[str]) -> None:
         (folder / name).unlink()
         if number == 0:
             fsync_folder(folder)
-    for below in sorted((p for p in folder.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
-        if not f"{below.relative_to(folder).as_posix()}/".startswith(EXEMPT) and not any(below.iterdir()):
+    for base, _, _ in os.walk(folder, topdown=False):
+        below = Path(base)
+        exempt = below == folder or f"{below.relative_to(folder).as_posix()}/".startswith(EXEMPT)
+        if not exempt and not any(below.iterdir()):
             below.rmdir()
 
 
 def _empty_work(folder: Path) -> None:
-    """Remove all work files but the journal."""
-    for path in (folder / WORK).iterdir():
-        if path.name != _JOURNAL:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    """Remove the work files but the journal; what else lies in the work folder stays, and no link is followed."""
+    require_folders(folder, WORK)
+    with os.scandir(folder / WORK) as entries:
+        ours = [entry.name for entry in entries if _is_work(entry.name) and not entry.is_dir(follow_symlinks=False)]
+    for name in ours:
+        if name != _JOURNAL:
+            (folder / WORK / name).unlink()
+
+
+def _is_work(name: str) -> bool:
+    """Whether a name in the work folder is one that this tool gives: journal, staged file, spool, calibration's, temporary."""
+    return name == _JOURNAL or name in _STAGED or is_temporary(name) or _WORKED.fullmatch(name) is not None
+
+
+def _check_work(folder: Path) -> None:
+    """Refuse a work folder that is a link, has one above it, or holds what this tool does not put there."""
+    if not require_folders(folder, WORK):
+        return
+    with os.scandir(folder / WORK) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if not _is_work(entry.name) or not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                raise UsageError(
+                    f"{folder}: {quote(f'{WORK}/{entry.name}')} is in the way and not this tool's; move it or give"
+                    " another -o"
+                )
 
 
 def _drop_work(folder: Path, existed: bool) -> None:

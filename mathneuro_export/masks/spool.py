@@ -6,8 +6,9 @@ keeps (it is JSON). Bytes without a record, left by a killed process, do no harm
 
 import errno
 import os
+import stat
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class MaskSpool:
         data = [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in (mask.crow, mask.col)]
         new = not self.path.exists()
         try:
-            with self.path.open("ab") as file:
+            with self._append() as file:
                 offset = file.seek(0, os.SEEK_END)
                 for array in data:
                     file.write(np.ascontiguousarray(array).view(np.uint8).data)
@@ -60,6 +61,21 @@ class MaskSpool:
             raise Error(f"{label(self.path)}: cannot be written ({reason(error)}); check its folder") from None
         return Record(name=name, offset=offset, rows=mask.rows, cols=mask.cols, nnz=mask.nnz, digest=mask.digest)
 
+    def _append(self) -> BinaryIO:
+        """The file, open at its end: a regular one of its own, neither a link nor a second name of another file."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+            flags |= getattr(os, name, 0)
+        fd = os.open(self.path, flags, 0o666)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise Error(f"{label(self.path)}: is not a file of this tool's alone; remove it")
+            return os.fdopen(fd, "ab")
+        except BaseException:
+            os.close(fd)
+            raise
+
     def read(self, record: Record | dict[str, Any]) -> Mask:
         """The mask of a record, validated.
 
@@ -68,6 +84,7 @@ class MaskSpool:
         """
         rows, cols, nnz = record["rows"], record["cols"], record["nnz"]
         dtype = column_dtype(cols)
+        self._require(record["offset"] + 8 * (rows + 1) + dtype.itemsize * nnz)
         crow, col = np.empty(rows + 1, dtype=np.int64), np.empty(nnz, dtype=dtype)
         with open_regular(self.path) as file:
             file.seek(record["offset"])
@@ -77,6 +94,13 @@ class MaskSpool:
         if mask.digest != record["digest"]:
             raise Error(f"{label(self.path)}: the mask of {record['name']!r} is damaged; run again with --no-resume")
         return mask
+
+    def _require(self, end: int) -> None:
+        """Refuse a record that reaches beyond the file, before memory is taken for it."""
+        with open_regular(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if end > size:
+            raise Error(f"{label(self.path)}: holds {size} bytes, expected {end}; run again with --no-resume")
 
     def remove(self) -> None:
         """Delete the file, if it is there."""

@@ -113,3 +113,19 @@ def test_places_where_no_journal_can_be(tmp_path):
             Journal.open(path, PRINT, resume=True)
     with pytest.raises(Error, match="no such file"):
         read_fingerprint(tmp_path / "journal")
+
+
+def test_no_link_is_read(tmp_path):
+    filled(tmp_path / "real")
+    (tmp_path / "journal").symlink_to(tmp_path / "real")
+    with pytest.raises(Error, match="is a link"):
+        read_fingerprint(tmp_path / "journal")
+
+
+def test_a_file_without_end_is_not_read(tmp_path):
+    path = tmp_path / "journal"
+    filled(path)
+    with path.open("r+b") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(Error, match="longer than 67108864 bytes"):
+        read_fingerprint(path)

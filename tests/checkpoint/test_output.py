@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from mathneuro_export.checkpoint.output import check_output, files_below
+from mathneuro_export.checkpoint.output import check_output, files_below, require_folders
 from mathneuro_export.errors import Error, UsageError
 
 
@@ -96,3 +96,16 @@ def test_files_below(source, tmp_path):
     ]
     with pytest.raises(Error, match="none: cannot be listed"):
         files_below(tmp_path / "none")
+
+
+def test_require_folders(tmp_path):
+    assert not require_folders(tmp_path, "a/b")
+    (tmp_path / "a").mkdir()
+    assert not require_folders(tmp_path, "a/b")
+    (tmp_path / "a" / "b").mkdir()
+    assert require_folders(tmp_path, "a/b")
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "file").write_text("x")
+    for name, words in (("link/b", "is a link"), ("link", "is a link"), ("file/b", "is no folder")):
+        with pytest.raises(UsageError, match=words):
+            require_folders(tmp_path, name)

@@ -31,6 +31,8 @@ TARGETS = {
     "model.layers.1.experts.weight": ([3, 4, 8], "BF16", 1),
 }
 SHARED = {"model.layers.1.mlp.weight": "model.layers.0.attn.weight"}
+HEAD = "lm_head.weight"
+UNUSED_HEAD = "lm_head (use --lm-head)"
 OBSERVED = {"lm_head.weight": ([16, 8], "BF16", 1)}
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -208,7 +210,7 @@ def write_statistics(path: Path, statistics: dict[str, np.ndarray]) -> None:
         name: {"statistic": SHARED.get(name, name), "input_axis": axis}
         for name, (_, _, axis) in {**TARGETS, **OBSERVED}.items()
     }
-    save_numpy(statistics, path, metadata={"tensors": json.dumps(named)})
+    save_numpy(statistics, path, metadata={"tensors": json.dumps(named), "lm_head": HEAD})
 
 
 def manifest_of(source: Path, entries: dict[str, Any], proportion: float, control: str | None) -> dict[str, Any]:
@@ -242,7 +244,7 @@ def manifest_of(source: Path, entries: dict[str, Any], proportion: float, contro
         "calibration": {corpus: dict(calibration) for corpus in CORPORA},
         "selection": {"proportion": proportion, "control": control, "seed": 42, "parents": []},
         "tensors": entries,
-        "skipped": {"embedding": ["model.embed.weight"], "head": ["lm_head.weight"]},
+        "skipped": {"embedding": ["model.embed.weight"], UNUSED_HEAD: ["lm_head.weight"]},
         "output": {},
         "left_out": sorted(left_out),
         "warnings": [],

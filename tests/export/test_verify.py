@@ -19,6 +19,7 @@ from mathneuro_export.export.verify_numbers import narrow, widen
 from .handmade import (
     SHARDS,
     TARGETS,
+    UNUSED_HEAD,
     make_output,
     make_run,
     make_source,
@@ -368,11 +369,11 @@ class TestManifestAgainstItself:
             (lambda d: d["output"].pop("LICENSE"), "not in the output"),
             (lambda d: d["source"]["files"].pop("LICENSE"), "not in its source"),
             (lambda d: d["source"]["files"]["LICENSE"].update(sha256="0" * 64), "differs from the source"),
-            (lambda d: d["skipped"].pop("head"), "neither target nor in skipped"),
-            (lambda d: d["skipped"]["head"].append("lm_head.weight"), "more than once"),
-            (lambda d: d["skipped"]["head"].append(ATTN), "more than once"),
-            (lambda d: d["skipped"]["head"].append("unknown"), "is no float tensor"),
-            (lambda d: d["skipped"]["head"].append("model.positions"), "is no float tensor"),
+            (lambda d: d["skipped"].pop(UNUSED_HEAD), "neither target nor in skipped"),
+            (lambda d: d["skipped"][UNUSED_HEAD].append("lm_head.weight"), "more than once"),
+            (lambda d: d["skipped"][UNUSED_HEAD].append(ATTN), "more than once"),
+            (lambda d: d["skipped"][UNUSED_HEAD].append("unknown"), "is no float tensor"),
+            (lambda d: d["skipped"][UNUSED_HEAD].append("model.positions"), "is no float tensor"),
         ],
     )
     def test_output(self, out, change, word):
@@ -589,7 +590,8 @@ class TestAgainstTheBase:
     def test_a_statistic_of_no_tensor(self, out, source):
         def add(metadata):
             named = json.loads(metadata["tensors"])
-            return {"tensors": json.dumps({**named, "ghost": {"statistic": ATTN, "input_axis": 1}})}
+            ghost = {"statistic": ATTN, "input_axis": 1}
+            return {**metadata, "tensors": json.dumps({**named, "ghost": ghost})}
 
         change_file(out / STATISTICS, lambda t: None, add)
         self.deceive(out, source, "ghost", "not in the base")
