@@ -194,16 +194,18 @@ def test_what_the_embedding_gave_is_not_kept(case, monkeypatch):
     """While all passes wait at the last layer, no embedding is held: the hidden states are there once."""
     import gc
 
-    sizes = []
+    def held():
+        gc.collect()
+        floats = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.dim() == 3 and t.shape[-1] == 32]
+        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in floats if not t.is_meta}
+
+    sizes, before = [], held()
     load = StreamedModel.load
 
     def counted(self, layer):
         load(self, layer)
         if layer == 3:
-            gc.collect()
-            floats = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.dim() == 3 and t.shape[-1] == 32]
-            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in floats if not t.is_meta}
-            sizes.append(sum(storages.values()))
+            sizes.append(sum(size for place, size in held().items() if place not in before))
 
     monkeypatch.setattr(StreamedModel, "load", counted)
     streamed(case)
