@@ -265,7 +265,7 @@ def _empty_work(folder: Path) -> None:
 
 
 def _is_work(name: str) -> bool:
-    """Whether a name in the work folder is one that this tool gives: journal, staged file, spool, calibration's, temporary."""
+    """Whether this tool gives such a name in the work folder: journal, staged, spool, calibration's, temporary."""
     return name == _JOURNAL or name in _STAGED or is_temporary(name) or _WORKED.fullmatch(name) is not None
 
 
