@@ -31,4 +31,6 @@ def command(folder: str, base: str | None, as_json: bool, talk: Talk) -> None:
         click.echo(f"{printable(folder)}: {'ok' if report.ok else 'NOT ok'}, {report.files} files checked{proved}")
     if not report.ok:
         count = f"{len(report.problems)} problem{'s' if len(report.problems) != 1 else ''}"
-        raise VerificationError(f"{printable(folder)}: {count} found, expected none; do not rely on this folder, make it anew")
+        raise VerificationError(
+            f"{printable(folder)}: {count} found, expected none; do not rely on this folder, make it anew"
+        )

@@ -12,8 +12,20 @@ from .verify_report import Problem, printable
 from .verify_selection import observed_names
 
 EMBEDDINGS = frozenset(
-    "embed_tokens embed_tokens_per_layer embed_positions embed_in wte wpe word_embeddings position_embeddings"
-    " token_type_embeddings tok_embeddings embedding embeddings".split()
+    [
+        "embed_tokens",
+        "embed_tokens_per_layer",
+        "embed_positions",
+        "embed_in",
+        "wte",
+        "wpe",
+        "word_embeddings",
+        "position_embeddings",
+        "token_type_embeddings",
+        "tok_embeddings",
+        "embedding",
+        "embeddings",
+    ]
 )
 """Last part of the modules that are embeddings in the models of transformers."""
 HEADS = frozenset(("lm_head", "embed_out"))
@@ -78,7 +90,7 @@ def _differences(
     except Error as error:
         yield Problem(None, None, f"its selection cannot be: {printable(str(error))}")
         return
-    expected = {name: "a target" for name in kept}
+    expected = dict.fromkeys(kept, "a target")
     expected.update({name: f"skipped ({reason})" for reason, left in skipped.items() for name in left})
     for name, said in found.items():
         if said != [expected[name]]:
