@@ -141,9 +141,10 @@ def _check_own_files(work: _Work, found: list[str], manifest_name: str) -> None:
     for file, check in ((MASKS, verify_selection.check_masks), (STATISTICS, verify_selection.check_statistics)):
         name = work.own(file)
         header = _header(work, work.folder / name, name) if name in found and work.there(file) else None
-        if header and work.take(check(work.manifest, header, name), name):
-            if file == STATISTICS and not work.manifest.selection.parents:
-                work.take(verify_targets.check_selection(work.manifest, header, manifest_name), manifest_name)
+        if header is None or not work.take(check(work.manifest, header, name), name):
+            continue
+        if file == STATISTICS and not work.manifest.selection.parents:
+            work.take(verify_targets.check_selection(work.manifest, header, manifest_name), manifest_name)
 
 
 def _header(work: _Work, path: Path, name: str) -> Header | None:
@@ -234,7 +235,6 @@ def _prove(work: _Work, shards: dict[str, Header], masks: Header | None, found: 
     if statistics is None:
         return
     tensors = _tensors(shards)
-    work.take(_observed_in_source(statistics, tensors, work, name), name)
     wanted = [target for target in work.manifest.tensors if target in tensors]
     total = sum(tensors[target][1].nbytes for target in wanted)
     done = 0
@@ -245,15 +245,6 @@ def _prove(work: _Work, shards: dict[str, Header], masks: Header | None, found: 
         done += info.nbytes
         if work.progress:
             work.progress("select", done, total)
-
-
-def _observed_in_source(
-    statistics: Header, tensors: dict[str, tuple[str, TensorInfo]], work: _Work, name: str
-) -> Iterator[Problem]:
-    if work.problems:
-        return
-    for observed in sorted(verify_selection.observed_names(statistics) - tensors.keys()):
-        yield Problem(name, observed, "has a statistic, but is not in the base")
 
 
 def _prove_tensor(

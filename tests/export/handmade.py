@@ -50,7 +50,7 @@ def make_source(folder: Path, seed: int = 0) -> Path:
         return values.to(TORCH[dtype])
 
     names = {name: tensor(shape, dtype) for name, (shape, dtype, _) in {**TARGETS, **OBSERVED}.items()}
-    names["model.embed.weight"] = tensor([16, 8], "BF16")
+    names["model.embed_tokens.weight"] = tensor([16, 8], "BF16")
     names["model.norm.weight"] = tensor([8], "F32")
     names["model.positions"] = torch.arange(6).reshape(2, 3)
     first = {n: t for n, t in names.items() if ".layers.0." in n or "embed" in n}
@@ -244,7 +244,7 @@ def manifest_of(source: Path, entries: dict[str, Any], proportion: float, contro
         "calibration": {corpus: dict(calibration) for corpus in CORPORA},
         "selection": {"proportion": proportion, "control": control, "seed": 42, "parents": []},
         "tensors": entries,
-        "skipped": {"embedding": ["model.embed.weight"], UNUSED_HEAD: ["lm_head.weight"]},
+        "skipped": {"embedding": ["model.embed_tokens.weight"], UNUSED_HEAD: ["lm_head.weight"]},
         "output": {},
         "left_out": sorted(left_out),
         "warnings": [],

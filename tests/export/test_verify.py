@@ -462,7 +462,7 @@ class TestAgainstTheBase:
         assert hidden.ok, messages(hidden)
         return refuse(out, source, *words)
 
-    @pytest.mark.parametrize("name", [*TARGETS, "model.embed.weight", "model.norm.weight", "lm_head.weight"])
+    @pytest.mark.parametrize("name", [*TARGETS, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
     @pytest.mark.parametrize("place", [0, -1])
     def test_one_more_bit(self, out, source, name, place):
         path = next(out / shard for shard in SHARDS if f'"{name}"'.encode() in (out / shard).read_bytes())
@@ -583,8 +583,13 @@ class TestAgainstTheBase:
             document["tensors"].pop(CONV1D)
             document["skipped"]["layer"] = [CONV1D]
 
+        def unnamed(metadata):
+            named = json.loads(metadata["tensors"])
+            return {**metadata, "tensors": json.dumps({name: named[name] for name in named if name != CONV1D})}
+
         reseal(out, drop)
         change_file(out / MASKS, lambda t: [t.pop(f"{CONV1D}.{part}") for part in ("crow_indices", "col_indices")])
+        change_file(out / STATISTICS, lambda t: [t.pop(name) for name in list(t) if name.endswith(CONV1D)], unnamed)
         self.deceive(out, source, "it is no target")
 
     def test_a_statistic_of_no_tensor(self, out, source):
@@ -594,7 +599,10 @@ class TestAgainstTheBase:
             return {**metadata, "tensors": json.dumps({**named, "ghost": ghost})}
 
         change_file(out / STATISTICS, lambda t: None, add)
-        self.deceive(out, source, "ghost", "not in the base")
+        reseal(out, lambda document: document["skipped"].update(excluded=["ghost"]))
+        refuse(out, None, "ghost: is in skipped", "selection makes it a target")
+        reseal(out, lambda document: document["skipped"].pop("excluded"))
+        refuse(out, source, "ghost: is neither a target nor skipped")
 
     def test_another_base(self, out, run, tmp_path):
         other = make_source(tmp_path / "other", seed=9)
