@@ -58,7 +58,7 @@ def test_run_and_output(folders):
         assert set(info["kinds"]) == {"attn", "mlp", "experts"}
         for groups in (info["layers"], info["kinds"]):
             assert sum(entry["masked"] for entry in groups.values()) == info["totals"]["masked"]
-        assert info["skipped"] == {"embedding": 1, "head": 1}
+        assert info["skipped"] == {"embedding": 1, "lm_head (use --lm-head)": 1}
         assert info["calibration"]["math"]["samples"] == 7
 
 
