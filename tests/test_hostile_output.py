@@ -184,7 +184,7 @@ def test_a_source_file_swapped_for_a_link(source, run, cli, tmp_path, monkeypatc
     for name in ("generation_config.json", "README.md", "model.safetensors.index.json"):
         swapped = [name]
         kept = (model / name).read_bytes()
-        refused(cli("scale", model, "--from", run, "-o", tmp_path / "out"), 1, name, "leads out")
+        refused(cli("scale", model, "--from", run, "-o", tmp_path / "out"), 1, name, "changed in the source")
         assert not (tmp_path / "out").exists()
         (model / name).unlink()
         (model / name).write_bytes(kept)

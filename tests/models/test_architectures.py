@@ -129,6 +129,7 @@ def test_statistics_equal_the_oracle(case, batch_size):
 
 
 def test_streamed_statistics_are_the_same_bits(case, tmp_path):
+    before = threading.active_count()
     in_memory = calibrate(case.model, case.plan, case.corpora(), case.tokenizer, max_length=LENGTH, batch_size=4)
     for parking in (None, Parking(budget=0, folder=tmp_path / "work")):
         streamed = stream_model(case.source, "cpu", "float32")
@@ -145,7 +146,7 @@ def test_streamed_statistics_are_the_same_bits(case, tmp_path):
                 assert np.array_equal(result.statistics.stored[corpus][name], blocks), (corpus, name)
         for layer in streamed.layers:
             assert all(parameter.is_meta for parameter in layer.parameters())
-        assert threading.active_count() == 1
+        assert threading.active_count() <= before
 
 
 def test_scale_then_verify_and_the_same_logits_as_by_hand(case):
